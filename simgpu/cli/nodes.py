@@ -9,7 +9,17 @@ import click
 from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import BuddySpec, CdmaSpec, HostSpec, LinkSpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.hardware.spec import (
+    BuddySpec,
+    CdmaSpec,
+    HostSpec,
+    LinkSpec,
+    MemoryLink,
+    MemorySpec,
+    NodeSpec,
+    PowerSpec,
+    SwitchSpec,
+)
 from simgpu.units import (
     format_bandwidth,
     format_bytes,
@@ -99,6 +109,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         key = f"switches[{number}]"
         behind = f"GPUs {', '.join(map(str, switch.gpus))}"
         rows += [(f"switch {number}", behind, f"{key}.gpus"), *_ways(switch, key)]
+        rows.append(("  links", ", ".join(switch.links), f"{key}.links"))
     pinned = "unlimited" if host.pinned_memory is None else format_bytes(host.pinned_memory)
     rows += [
         ("host memory", format_bytes(host.memory) if host.memory else _NOT_GIVEN, "host.memory"),
@@ -111,7 +122,34 @@ def _rows(node: NodeSpec) -> list[Row]:
         *_accumulation(host),
         ("pinned memory", pinned, "host.pinned_memory"),
     ]
+    for number, memory in enumerate(node.more_memories):
+        rows += _memory(memory, f"memories[{number}]")
+    for number, wire in enumerate(node.more_links):
+        rows += _memory_link(wire, f"links[{number}]")
     return [row for row in rows if row[1]]
+
+
+def _memory(memory: MemorySpec, key: str) -> list[Row]:
+    capacity = "unlimited" if memory.capacity is None else format_bytes(memory.capacity)
+    return [
+        (f"memory {memory.name}", memory.kind, f"{key}.kind"),
+        ("  capacity", capacity, f"{key}.capacity"),
+        ("  alignment", format_bytes(memory.alignment), f"{key}.alignment"),
+        ("  allocator", memory.allocator, f"{key}.allocator"),
+    ]
+
+
+def _memory_link(link: MemoryLink, key: str) -> list[Row]:
+    first, second = link.ends
+    there, back = link.bandwidths
+    return [
+        (f"link {link.name}", link.kind, f"{key}.kind"),
+        (f"  to {second}", format_bandwidth(there), f"{key}.bandwidth"),
+        (f"  to {first}", format_bandwidth(back), f"{key}.return_bandwidth"),
+        ("  duplex", link.duplex.value, f"{key}.duplex"),
+        ("  latency", format_time(link.latency_ns), f"{key}.latency"),
+        ("  copy engines", str(link.copy_engines), f"{key}.copy_engines"),
+    ]
 
 
 def _accumulation(host: HostSpec) -> list[Row]:

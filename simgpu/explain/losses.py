@@ -18,17 +18,7 @@ import numpy as np
 from simgpu.analysis.breakdown import Instants, Owner, attributed
 from simgpu.graph.replicate import Replicate
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import (
-    Await,
-    CopyIn,
-    CopyOut,
-    Decode,
-    Encode,
-    Instruction,
-    Launch,
-    Program,
-    Signal,
-)
+from simgpu.program.instructions import WORK, Await, Decode, Encode, Instruction, Launch, Program, Signal
 from simgpu.program.paging import Remote
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind, Timeline
@@ -288,7 +278,6 @@ def overhead_parts(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[
     yield "other kernel times", result.metrics.breakdown.compute - result.ideal_ns
 
 
-_TAKES_TIME = (Launch, CopyOut, CopyIn, Encode, Decode)
 _EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
 
 
@@ -332,7 +321,7 @@ class Places:
         """The instructions of one iteration of a stream that take time, in order."""
         for index, segment in enumerate(self.program.segments):
             code = segment.streams.get(stream, ())
-            takes_time = (at for at, instruction in enumerate(code) if isinstance(instruction, _TAKES_TIME))
+            takes_time = (at for at, instruction in enumerate(code) if isinstance(instruction, WORK))
             timed = [InstructionPlace(index, stream, at) for at in takes_time]
             for _ in range(segment.repeat):
                 yield from timed
@@ -360,7 +349,7 @@ class Places:
         for instruction in reversed(self.code(place)[: place.at]):
             if isinstance(instruction, Await):
                 awaited.append(instruction.event)
-            elif awaited and isinstance(instruction, _TAKES_TIME):
+            elif awaited and isinstance(instruction, WORK):
                 break
         kernels = map(self._launched_from, awaited)
         return next((kernel for kernel in kernels if kernel is not None), None)
@@ -381,7 +370,7 @@ class Places:
         code = self.code(signal)
         if signal.stream.role == "compute":
             return _first_launch(code[signal.at :])
-        at = next((at for at in reversed(range(signal.at)) if isinstance(code[at], _TAKES_TIME)), None)
+        at = next((at for at in reversed(range(signal.at)) if isinstance(code[at], WORK)), None)
         if at is not None and isinstance(code[at], Decode):
             return self._issuing(signal._replace(at=at))
         return None

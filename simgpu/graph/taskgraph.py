@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.encodings import EncodedForm, EncodingCosts
 from simgpu.graph.layers import Layers, layers_of
+from simgpu.hardware.spec import DEVICE
 from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
 
 if TYPE_CHECKING:
@@ -176,6 +177,10 @@ class TaskGraph:
     def kernel(self, name: str) -> int:
         """Position of the kernel with that id."""
         return self.kernel_number[name]
+
+    def sizes_in(self, memory: str) -> tuple[int, ...]:
+        """Bytes that each block takes in a memory: its copies may be smaller than the block in device memory."""
+        return self.sizes if memory == DEVICE else self.copy_sizes
 
     @cached_property
     def layers(self) -> Layers:

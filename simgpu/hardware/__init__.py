@@ -1,1 +1,1 @@
-"""Nodes (GPUs, memory, links, switches and host), read from configs/*.yaml."""
+"""Nodes (GPUs, memories, links, switches and host), read from configs/*.yaml."""

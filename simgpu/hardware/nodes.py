@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.layering import read_layered
+from simgpu.hardware.memories import MemoryLinkSection, MemorySection, mistakes_of_memories
 from simgpu.hardware.sections import BuddySection, CdmaSection, LinkSection, PowerSection, Text, nothing_required
 from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
 from simgpu.io.schema import (
@@ -97,6 +98,14 @@ class SwitchSection(FileModel):
     d2h_bandwidth: Bandwidth = Field(description="device-to-host bandwidth of its GPUs together")
     h2d_bandwidth: Bandwidth = Field(description="host-to-device bandwidth of its GPUs together")
     duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
+    links: list[Text] = Field(
+        default_factory=list, description="links to the host that also pass it, such as host-ssd for [host, ssd]"
+    )
+
+    def spec(self) -> SwitchSpec:
+        """Returns the section as a `SwitchSpec`."""
+        rates = self.d2h_bandwidth, self.h2d_bandwidth
+        return SwitchSpec(tuple(self.gpus), *rates, Duplex(self.duplex), tuple(self.links))
 
 
 class HostSection(FileModel):
@@ -157,6 +166,10 @@ class NodeFile(FileModel):
         default_factory=list, description="switches between GPUs and host; a GPU is behind at most one"
     )
     host: HostSection = HostSection()
+    memories: list[MemorySection] = Field(
+        default_factory=list, max_length=50, description="memories besides those of the GPUs and of the host"
+    )
+    links: list[MemoryLinkSection] = Field(default_factory=list, max_length=200, description="links of these memories")
     sources: dict[str, Text] = Field(
         default_factory=dict,
         description="source of the value of each key, such as 'gpu.memory'",
@@ -171,10 +184,9 @@ class NodeFile(FileModel):
             host=HostSpec(**self.host.model_dump()),
             description=self.description,
             gpus=self.gpus,
-            switches=tuple(
-                SwitchSpec(tuple(switch.gpus), switch.d2h_bandwidth, switch.h2d_bandwidth, Duplex(switch.duplex))
-                for switch in self.switches
-            ),
+            switches=tuple(switch.spec() for switch in self.switches),
+            more_memories=tuple(memory.spec() for memory in self.memories),
+            more_links=tuple(link.spec() for link in self.links),
         )
 
 
@@ -242,6 +254,11 @@ def load_node_file(
     except InputError as error:
         raise InputError([*error.problems, *problems]) from None
     problems += _switch_problems(node, where)
+    passed = [switch.links for switch in node.switches]
+    problems += [
+        Problem(*where(key), what, remedy)
+        for key, what, remedy in mistakes_of_memories(node.memories, node.links, passed)
+    ]
     if problems:
         raise InputError(problems)
     sources = {key: source for key, source in node.sources.items() if not _changed(key, changes)}

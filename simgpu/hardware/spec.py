@@ -1,4 +1,4 @@
-"""Frozen dataclasses that describe a node: GPUs, links, switches and host. All other packages use these."""
+"""Frozen dataclasses that describe a node: GPUs, memories, links, switches and host. All other packages use these."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from typing import Literal
 
 #: GPU architectures whose kernel times can be modelled: `simgpu.workloads.timemodel` has parameters for each.
 ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
+
+
+#: Memories that every node has: each GPU's own, and the host's pinned memory. A node may list others.
+DEVICE = "device"
+HOST = "host"
+
+
+def is_memory(name: str) -> bool:
+    """Whether a memory can have this name: two or more small letters, so that names of engines can be read back.
+
+    >>> is_memory("ssd"), is_memory("nvme0")
+    (True, False)
+    """
+    return len(name) > 1 and name.isascii() and name.isalpha() and name.islower()
 
 
 class Duplex(StrEnum):
@@ -63,6 +77,43 @@ class LinkSpec:
     h2d_bandwidth: int
     latency_ns: int = 0
     duplex: Duplex = Duplex.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """A memory that programs can name.
+
+    kind: what it is, for people. capacity: bytes; None for no limit. alignment: every allocation is rounded up to a
+    multiple of this many bytes. allocator: ``counting`` counts bytes, ``addressed`` also finds a place for each block.
+    """
+
+    name: str
+    kind: str
+    capacity: int | None = None
+    alignment: int = 1
+    allocator: Literal["counting", "addressed"] = "counting"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLink:
+    """A link between two memories.
+
+    ends: the names of the memories. bandwidths: effective, from the first to the second and back, bytes per second;
+    with `half` duplex, both directions share the larger. latency_ns: of each copy. copy_engines: 1 (one for both
+    directions) or 2.
+    """
+
+    ends: tuple[str, str]
+    kind: str
+    bandwidths: tuple[int, int]
+    latency_ns: int = 0
+    duplex: Duplex = Duplex.FULL
+    copy_engines: int = 2
+
+    @property
+    def name(self) -> str:
+        """The names of both ends, such as ``host-ssd``."""
+        return "-".join(self.ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +259,16 @@ class GpuSpec:
 class SwitchSpec:
     """A switch between some GPUs and the host, with the bandwidths (bytes/s) that they share per direction.
 
-    gpus: numbers of the GPUs behind it, from 0. Their copies pass the GPU's own link and the switch. With `half`
-    duplex, both directions share the larger of the two bandwidths.
+    gpus: numbers of the GPUs behind it, from 0. Their copies pass the GPU's own link and the switch. links: names of
+    links between the host and other memories that pass it too; their copies to the host share `d2h_bandwidth`. With
+    `half` duplex, both directions share the larger of the two bandwidths.
     """
 
     gpus: tuple[int, ...]
     d2h_bandwidth: int
     h2d_bandwidth: int
     duplex: Duplex = Duplex.FULL
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +304,10 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """Identical GPUs with identical links, the switches that some of them share, and their host.
+    """Identical GPUs with identical links, the switches that some of them share, their host, and further memories.
 
-    A program for one GPU uses only GPU 0 and its link, without other GPUs and switches.
+    A program for one GPU uses only GPU 0 and its link, without other GPUs and the switches between them. more_memories:
+    others than each GPU's and the host's; all GPUs share them. more_links: others than the GPUs' own.
 
     >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
     >>> NodeSpec("bench", gpu, link).budget
@@ -267,6 +321,31 @@ class NodeSpec:
     description: str = ""
     gpus: int = 1
     switches: tuple[SwitchSpec, ...] = ()
+    more_memories: tuple[MemorySpec, ...] = ()
+    more_links: tuple[MemoryLink, ...] = ()
+
+    @property
+    def memories(self) -> tuple[MemorySpec, ...]:
+        """Every memory that a program can name: a GPU's own, the host's pinned memory, then others.
+
+        >>> node = NodeSpec("bench", GpuSpec("small", memory=1000), LinkSpec("bus", 10**9, 10**9))
+        >>> [memory.name for memory in node.memories]
+        ['device', 'host']
+        """
+        device = MemorySpec(DEVICE, "device memory", self.budget, self.gpu.alignment)
+        return (device, MemorySpec(HOST, "pinned memory", self.host.pinned_memory), *self.more_memories)
+
+    @property
+    def links(self) -> tuple[MemoryLink, ...]:
+        """Every link between memories: a GPU's own first."""
+        link = self.link
+        rates = link.d2h_bandwidth, link.h2d_bandwidth
+        own = MemoryLink((DEVICE, HOST), link.kind, rates, link.latency_ns, link.duplex, self.gpu.copy_engines)
+        return (own, *self.more_links)
+
+    def link_between(self, first: str, second: str) -> MemoryLink | None:
+        """The link between two memories in either direction, None without one."""
+        return next((link for link in self.links if {*link.ends} == {first, second}), None)
 
     @property
     def budget(self) -> int:

@@ -18,8 +18,8 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.code import IN, OUT
 from simgpu.machine.engines import Engines, last_of
-from simgpu.machine.stream import TAKES_DRAM, Stream
-from simgpu.program.instructions import CopyIn, CopyOut, Program
+from simgpu.machine.stream import HOLDS_DRAM, Stream
+from simgpu.program.instructions import DEVICE, Copy, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class BuddyLaunch:
         stream.starts.append(int(env.now))
         demand = stream.ops[stream.pc][2]
         if demand:
-            stream.direction = TAKES_DRAM
+            stream.holds = HOLDS_DRAM
             engines.take_dram(demand)
         sizes = [(direction, size) for direction, size in ((IN, self.read), (OUT, self.written)) if size]
         ended = last_of(1 + len(sizes), stream.fire)
@@ -94,7 +94,7 @@ def shared_link(program: Program, graph: TaskGraph, node: NodeSpec) -> SharedBud
         for segment in program.segments
         for code in segment.streams.values()
         for instruction in code
-        if isinstance(instruction, CopyOut | CopyIn)
+        if isinstance(instruction, Copy) and DEVICE in (instruction.src, instruction.dst)
     }
     if any(map(link.overflow, copied)):
         return link

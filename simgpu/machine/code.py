@@ -17,13 +17,23 @@ PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, DRAM_LAUNCH, DRIVEN_LA
 
 COMPUTE, RECOMPUTE = int(SpanKind.COMPUTE), int(SpanKind.RECOMPUTE)
 ENCODE, DECODE = int(SpanKind.ENCODE), int(SpanKind.DECODE)
-COPY_D2H, COPY_H2D = int(SpanKind.COPY_D2H), int(SpanKind.COPY_H2D)
 
-#: Directions of a copy.
+#: Directions of a copy: from the first end of its link to the second, and back. On the GPU's own link, OUT is D2H.
 OUT, IN = range(2)
 
-#: A `SpanKind` and a number are packed into one integer, `kind + WORK * number`.
-WORK = 16
+#: A kind of work and a number are packed into one integer, `kind + WORK * number`. The kinds are those of `SpanKind`
+#: that are not stalls, and from `COPIES` on one for each direction of each of the node's links.
+WORK = 1 << 10
+COPIES = 16
+
+
+def copy_kind(link: int, direction: int) -> int:
+    """The kind of work of a copy over a link."""
+    return COPIES + 2 * link + direction
+
+
+#: Copies over the GPU's own link.
+COPY_D2H, COPY_H2D = copy_kind(0, OUT), copy_kind(0, IN)
 
 #: An instruction of machine code: its op code and operands.
 #:
@@ -39,8 +49,8 @@ WORK = 16
 #: (DRIVEN_LAUNCH, begin): another part of the machine runs the kernel: `begin` is called with the stream and its GPU's
 #: copy engines, and calls the stream's `fire` when the kernel has ended. Its recorded duration comes last.
 #: (DRIVEN_LAUNCH, begin, bytes per second of DRAM): the same for a kernel that records when it starts.
-#: (COPY, direction, bytes over the link, bytes in device memory).
-#: (COPY, direction, bytes over the link, bytes of the block, bytes in buddy memory): the block lies partly there.
+#: (COPY, link, direction, bytes over the link, bytes of the block): `link` is a position in the node's links.
+#: (COPY, link, direction, bytes over the link, bytes of the block, bytes in buddy memory): the block lies partly there.
 Op = tuple[Any, ...]
 
 

@@ -1,4 +1,4 @@
-"""Copy engines and the link they feed.
+"""Copy engines and the links they feed.
 
 An engine serves copies in the order in which they were issued; one engine may serve both directions. A copy holds its
 engine for the link's latency and then until its bytes have passed.
@@ -12,19 +12,31 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import MemoryLink, NodeSpec
 from simgpu.machine.code import IN, OUT, Op
-from simgpu.machine.flows import FlowNetwork, Path, buddy_paths, paths_of, shares_capacity, single_paths
+from simgpu.machine.flows import (
+    FlowNetwork,
+    Path,
+    buddy_paths,
+    paths_of,
+    paths_of_links,
+    shares_directions,
+    single_paths,
+)
 from simgpu.machine.stream import Stream
 from simgpu.memory.transfer import copy_ns, sending_rate
+from simgpu.program.instructions import DEVICE
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """A copy engine. busy: whether a copy occupies it. queue: streams with a waiting copy, and that copy."""
+    """A copy engine.
+
+    busy: whether a copy occupies it. queue: streams with a waiting copy, the engines of their GPU, and that copy.
+    """
 
     busy: bool = False
-    queue: deque[tuple[Stream, Op]] = field(default_factory=deque)
+    queue: deque[tuple[Stream, Engines, Op]] = field(default_factory=deque)
 
 
 def engines_of(
@@ -36,21 +48,40 @@ def engines_of(
     demands_vary: bool = False,
     buddy_flows: bool = False,
 ) -> list[Engines]:
-    """The copy engines of each of the first `gpus` GPUs of a node.
+    """The copy engines that the streams of each of the first `gpus` GPUs of a node use.
 
     settled: as in `FlowNetwork`. demands_vary: whether kernels report their DRAM bandwidth by `take_dram`.
     buddy_flows: whether bytes to and from buddy memory share a link with others. One GPU has its link to itself;
     several share the switches between them and the host. No network is simulated where a copy always has its path to
     itself at a constant rate.
     """
-    network = paths_of(node, gpus) if gpus > 1 else single_paths(node, others=buddy_flows)
+    # Between GPUs, or with further links behind it, a switch is shared.
+    shared = gpus > 1 or any(switch.links for switch in node.switches)
+    network = paths_of(node, gpus) if shared else single_paths(node, others=buddy_flows)
     to_buddy = buddy_paths(node, network)
-    capacities, paths = network
+    paths = paths_of_links(node, network)
     flows = None
-    if gpus > 1 or demands_vary or buddy_flows or shares_capacity(node):
-        flows = FlowNetwork(env, capacities, settled)
-    pairs = zip(paths, to_buddy, strict=True)
-    return [Engines(env, node, flows, path, buddy, demands_vary=demands_vary) for path, buddy in pairs]
+    if shared or demands_vary or buddy_flows or any(map(shares_directions, node.links)):
+        flows = FlowNetwork(env, network[0], settled)
+    of_all = {index: _engine_pair(link) for index, link in enumerate(node.links) if DEVICE not in link.ends}
+    return [
+        Engines(
+            env,
+            node,
+            flows,
+            [of_all.get(index) or _engine_pair(link) for index, link in enumerate(node.links)],
+            paths[gpu],
+            to_buddy[gpu],
+            demands_vary=demands_vary,
+        )
+        for gpu in range(gpus)
+    ]
+
+
+def _engine_pair(link: MemoryLink) -> tuple[Engine, Engine]:
+    """The engines of a link's two directions, which may be the same one."""
+    out = Engine()
+    return out, out if link.copy_engines == 1 else Engine()
 
 
 def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
@@ -73,10 +104,10 @@ def last_of(count: int, done: Callable[[], None]) -> Callable[[], None]:
 
 
 class Engines:
-    """The copy engines of one GPU on its link.
+    """The copy engines that the streams of one GPU use: those of its own links, and of links between other memories.
 
-    paths: the links of the network `flows` that a copy passes, out and in. to_buddy: the same to and from the GPU's
-    buddy memory.
+    engines, paths: by link of the node and direction: the engine, and the links of the network `flows` that a copy
+    passes. to_buddy: the paths to and from the GPU's buddy memory.
     """
 
     def __init__(
@@ -84,16 +115,15 @@ class Engines:
         env: simpy.Environment,
         node: NodeSpec,
         flows: FlowNetwork | None,
-        paths: tuple[Path, Path],
+        engines: list[tuple[Engine, Engine]],
+        paths: list[tuple[Path, Path]],
         to_buddy: tuple[Path, Path],
         *,
         demands_vary: bool,
     ) -> None:
         self.env = env
-        self.link = node.link
-        self.bandwidth = (node.link.d2h_bandwidth, node.link.h2d_bandwidth)
-        out = Engine()
-        self.by_direction = (out, out if node.gpu.copy_engines == 1 else Engine())
+        self.links = node.links
+        self.engines = engines
         cdma = node.gpu.cdma
         self.gpu = node.gpu
         self.kernel_bandwidth = 0 if demands_vary or cdma is None else cdma.kernel_bandwidth
@@ -103,9 +133,9 @@ class Engines:
 
     def issue(self, stream: Stream, copy: Op) -> bool:
         """Request a copy; returns whether it starts at once."""
-        engine = self.by_direction[copy[1]]
+        engine = self.engines[copy[1]][copy[2]]
         if engine.busy:
-            engine.queue.append((stream, copy))
+            engine.queue.append((stream, self, copy))
             return False
         engine.busy = True
         self._begin(stream, copy)
@@ -117,20 +147,21 @@ class Engines:
             self.kernel_bandwidth += rate
             self.flows.update_rates()
 
-    def finished(self, direction: int) -> Stream | None:
-        """The copy in this direction has ended: start the next one in its engine's queue and return its stream."""
-        engine = self.by_direction[direction]
+    def finished(self, copy: Op) -> Stream | None:
+        """A copy has ended: start the next one in its engine's queue and return its stream."""
+        engine = self.engines[copy[1]][copy[2]]
         if not engine.queue:
             engine.busy = False
             return None
-        stream, copy = engine.queue.popleft()
-        self._begin(stream, copy)
+        stream, engines, following = engine.queue.popleft()
+        engines._begin(stream, following)
         return stream
 
     def _begin(self, stream: Stream, copy: Op) -> None:
-        _, direction, size, raw, *overflow = copy
+        _, link, direction, size, raw, *overflow = copy
+        latency = self.links[link].latency_ns
         if self.flows is None:
-            stream.arm(copy_ns(size, self._cap(direction, size, raw), self.link.latency_ns))
+            stream.arm(copy_ns(size, self._cap(link, direction, size, raw), latency))
             return
         flows = self.flows
         done: Callable[[], None] = stream.fire
@@ -139,12 +170,12 @@ class Engines:
             done = last_of(2, stream.fire)
 
         def pass_bytes(_: simpy.Event) -> None:
-            flows.start(self.paths[direction], lambda: self._cap(direction, size, raw), size, done)
+            flows.start(self.paths[link][direction], lambda: self._cap(link, direction, size, raw), size, done)
             if overflow:
                 self.pass_buddy(IN if direction == OUT else OUT, overflow[0], done)
             flows.settled()
 
-        self.env.timeout(self.link.latency_ns).callbacks.append(pass_bytes)
+        self.env.timeout(latency).callbacks.append(pass_bytes)
 
     def pass_buddy(self, direction: int, size: int, done: Callable[[], None]) -> None:
         """Move bytes to buddy memory (`OUT`) or from it, at the link's remaining rate."""
@@ -153,5 +184,8 @@ class Engines:
         limit = min(flows.capacities[link] for link in path)
         flows.start(path, lambda: limit, size, done)
 
-    def _cap(self, direction: int, size: int, raw: int) -> int:
-        return sending_rate(self.gpu, self.kernel_bandwidth, size, raw, self.bandwidth[direction])
+    def _cap(self, number: int, direction: int, size: int, raw: int) -> int:
+        """The rate of a copy that has its path to itself; only the GPU's own engines compress."""
+        link = self.links[number]
+        rate = link.bandwidths[direction]
+        return sending_rate(self.gpu, self.kernel_bandwidth, size, raw, rate) if DEVICE in link.ends else rate

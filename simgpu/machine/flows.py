@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from simgpu.hardware.spec import Duplex, LinkSpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import Duplex, LinkSpec, MemoryLink, NodeSpec, SwitchSpec
 from simgpu.memory.transfer import NANO
+from simgpu.program.instructions import DEVICE, HOST
 
 
 def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacities: Mapping[str, int]) -> list[int]:
@@ -140,13 +141,14 @@ def paths_of(node: NodeSpec, gpus: int) -> Network:
     capacities: dict[str, int] = {}
     paths = []
     for gpu in range(gpus):
-        hops = [(f"gpu{gpu}", _carries(node.link))]
-        hops += [(f"switch{i}", _carries(s)) for i, s in enumerate(node.switches) if gpu in s.gpus]
-        out, back = [], []
-        for name, (one_for_both, d2h, h2d) in hops:
-            out.append(name if one_for_both else f"{name}.out")
-            back.append(name if one_for_both else f"{name}.in")
-            capacities[out[-1]], capacities[back[-1]] = d2h, h2d
+        hops: list[tuple[str, LinkSpec | SwitchSpec]] = [(f"gpu{gpu}", node.link)]
+        hops += [(f"switch{i}", switch) for i, switch in enumerate(node.switches) if gpu in switch.gpus]
+        out: list[str] = []
+        back: list[str] = []
+        for name, link in hops:
+            there, again = _added(name, link, capacities)
+            out += there
+            back += again
         paths.append((tuple(out), tuple(back)))
     return capacities, paths
 
@@ -165,7 +167,42 @@ def single_paths(node: NodeSpec, *, others: bool = False) -> Network:
 
 def shares_capacity(node: NodeSpec) -> bool:
     """Whether copies in the two directions of a GPU's own link share its capacity."""
-    return node.link.duplex is Duplex.HALF and node.gpu.copy_engines > 1
+    return shares_directions(node.links[0])
+
+
+def shares_directions(link: MemoryLink) -> bool:
+    """Whether copies in the two directions of a link can pass at the same time and share its capacity."""
+    return link.duplex is Duplex.HALF and link.copy_engines > 1
+
+
+def paths_of_links(node: NodeSpec, network: Network) -> list[list[tuple[Path, Path]]]:
+    """Per GPU the paths out and back of each of the node's links; further links are added to the network.
+
+    A link between memories that GPUs share is one for all of them. A link that a switch names passes it too.
+    """
+    capacities, paths = network
+    all_paths = [[pair] for pair in paths]
+    for link in node.more_links:
+        name = "-".join(link.ends)
+        for gpu, pairs in enumerate(all_paths):
+            hops = [f"gpu{gpu}.{name}" if DEVICE in link.ends else name]
+            pair = _added(hops[0], link, capacities)
+            for number, switch in enumerate(node.switches):
+                if name in switch.links:
+                    there, back = _added(f"switch{number}", switch, capacities)
+                    # A switch's own directions are towards the host and away from it.
+                    there, back = (back, there) if link.ends[0] == HOST else (there, back)
+                    pair = pair[0] + there, pair[1] + back
+            pairs.append(pair)
+    return all_paths
+
+
+def _added(name: str, link: LinkSpec | SwitchSpec | MemoryLink, capacities: dict[str, int]) -> tuple[Path, Path]:
+    """The names of a link's two directions; their capacities are added."""
+    one_for_both, out, back = _carries(link)
+    names = (name, name) if one_for_both else (f"{name}.out", f"{name}.in")
+    capacities.update(zip(names, (out, back), strict=True))
+    return (names[0],), (names[1],)
 
 
 def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
@@ -180,18 +217,11 @@ def buddy_paths(node: NodeSpec, network: Network) -> list[tuple[Path, Path]]:
     own = None if node.gpu.buddy is None else node.gpu.buddy.link
     if own is None:
         return paths
-    one_for_both, out, back = _carries(own)
-    buddy: list[tuple[Path, Path]] = []
-    for gpu in range(len(paths)):
-        names = [f"buddy{gpu}", f"buddy{gpu}"] if one_for_both else [f"buddy{gpu}.out", f"buddy{gpu}.in"]
-        capacities.update(zip(names, (out, back), strict=True))
-        buddy.append(((names[0],), (names[1],)))
-    return buddy
+    return [_added(f"buddy{gpu}", own, capacities) for gpu in range(len(paths))]
 
 
-def _carries(link: LinkSpec | SwitchSpec) -> tuple[bool, int, int]:
+def _carries(link: LinkSpec | SwitchSpec | MemoryLink) -> tuple[bool, int, int]:
     """Whether both directions share one capacity, and the capacities out and in, bytes per second."""
-    if link.duplex is Duplex.HALF:
-        both = max(link.d2h_bandwidth, link.h2d_bandwidth)
-        return True, both, both
-    return False, link.d2h_bandwidth, link.h2d_bandwidth
+    out, back = link.bandwidths if isinstance(link, MemoryLink) else (link.d2h_bandwidth, link.h2d_bandwidth)
+    both = max(out, back)
+    return (True, both, both) if link.duplex is Duplex.HALF else (False, out, back)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, COPY, DRIVEN_LAUNCH, LAUNCH, WORK, MachineCode, StreamCode
+from simgpu.machine.code import ACQUIRE, AWAIT, COPIES, COPY, DRIVEN_LAUNCH, LAUNCH, WORK, MachineCode, StreamCode
 from simgpu.machine.simulator import Simulator
+from simgpu.program.instructions import HOST
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 Flags = NDArray[np.bool_]
@@ -25,16 +26,17 @@ def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] 
     columns.append(_columns(implicit, graph))
     parts = (np.concatenate(column) for column in zip(*columns, strict=True))
     stream, kind, name, start, end, size, cause, iteration = parts
+    kind = np.where(kind >= COPIES, kind - COPIES + SpanKind.COPY_D2H, kind)
     # A stable sort preserves each stream's own order: work of no duration precedes the wait that follows it.
     order = np.argsort(start * len(simulator.streams) + stream, kind="stable")
     gpus = np.array([s.gpu for s in simulator.code.streams], dtype=np.int64)
     on_gpu = np.array([s.role == "compute" for s in simulator.code.streams], dtype=np.bool_)
     computing = ((kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)) & on_gpu[stream]
     # With several GPUs an iteration ends when all have exchanged their weights, not with the last kernel.
-    ending = on_gpu[stream] if len(simulator.memories) > 2 else computing
+    ending = on_gpu[stream] if len(simulator.memories.devices) > 1 else computing
     ends = np.zeros(simulator.iterations, dtype=np.int64)
     np.maximum.at(ends, iteration[ending], end[ending])
-    *devices, host = (memory.curve() for memory in simulator.memories)
+    devices = [memory.curve() for memory in simulator.memories.devices]
     return Timeline(
         streams=tuple(map(str, simulator.code.streams)),
         names=(*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks)),
@@ -48,7 +50,7 @@ def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] 
         cause=cause[order],
         iteration=iteration[order],
         device_memory=devices[0],
-        host_memory=host,
+        host_memory=simulator.memories.shared[HOST].curve(),
         iteration_ends_ns=tuple(ends.tolist()),
         more_devices=tuple(devices[1:]),
     )
@@ -60,7 +62,7 @@ def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Co
     works = [work for code in simulator.code.segments[rank] for work in code.works * code.repeat]
     once = np.array(works, dtype=np.int64)
     kind, number = once % WORK, once // WORK
-    copies = (kind == SpanKind.COPY_D2H) | (kind == SpanKind.COPY_H2D)
+    copies = kind >= COPIES
     kernels = (kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)
     starts_recorded = _starts_recorded(simulator.code.segments[rank])
     size, duration = np.zeros_like(once), np.zeros_like(once)
@@ -108,7 +110,7 @@ def _stall_columns(simulator: Simulator, graph: TaskGraph) -> tuple[Column, ...]
             kind = SpanKind.STALL_EVENT
             cause, work = code.signaller[op[1]], code.signal_work[op[1]]
         elif op[0] == ACQUIRE:
-            device = op[1] is not simulator.memories[-1]
+            device = op[1] in simulator.memories.devices
             kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
             cause, there, place = simulator.releases[3 * release : 3 * release + 3]
             if (cause, there) not in worked:

@@ -17,22 +17,24 @@ from simgpu.machine.paged import PageFaults
 from simgpu.machine.record import timeline_of
 from simgpu.machine.remote import RemoteAccess
 from simgpu.machine.simulator import Simulator
-from simgpu.machine.stream import Stream, TimedMemory
+from simgpu.machine.stream import Memories, Stream, TimedMemory
 from simgpu.machine.translate import dram_demands, translate
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.paged import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import check_program
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     WORK,
     Acquire,
     Decode,
     Encode,
+    InitialContents,
     Instruction,
     Launch,
     Program,
     Release,
-    Space,
 )
 from simgpu.program.paging import Paged
 from simgpu.timeline.model import Timeline
@@ -91,31 +93,27 @@ def run_program(
     >>> run_program(lower(graph, Placement()), graph, node, budget=1000).timeline.iteration_ends_ns
     (12, 24, 36)
     """
-    graph = check_program(program, graph).graph
+    checked = check_program(program, graph, node)
+    graph = checked.graph
     limit = None if program.unlimited_memory else budget
     gpus = program.gpus
     if gpus > node.gpus:
         raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
-    devices: list[TimedMemory] = [
-        TimedMemory("device" if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
-        for gpu in range(gpus)
-    ]
-    host = TimedMemory("host", CountingPool(node.host.pinned_memory))
     env = simpy.Environment(initial_time=0)
     cdma = node.gpu.cdma
     demands = None if cdma is None else dram_demands(graph, cdma)
     driver = _residency_driver(program, graph, node, env, limit, reclaim)
     if driver is None:
-        code = translate(program, graph, devices, host, demands, shared_link(program, graph, node))
+        memories = _memories(node, gpus, checked.memories, limit, pool)
+        code = translate(program, graph, node, memories, demands, shared_link(program, graph, node))
     else:
-        graph, devices, host = driver.graph, [driver.memory], driver.host
-        code = translate(program, graph, devices, host, driver=driver, streams=driver.implicit.streams)
-    simulator = Simulator(env, code, node, (*devices, host), iterations)
+        graph, memories = driver.graph, Memories([driver.memory], {HOST: driver.host})
+        code = translate(program, graph, node, memories, driver=driver, streams=driver.implicit.streams)
+    simulator = Simulator(env, code, node, memories, iterations)
     if driver:
         driver.settled = simulator.settle_if_last
     for each in program.initial_contents:
-        sizes, memory = (graph.copy_sizes, host) if each.gpu is None else (graph.sizes, devices[each.gpu])
-        _allocate_initial(each.blocks, graph, sizes, memory)
+        _allocate_initial(each, graph, memories)
     simulator.run()
     if env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
@@ -126,9 +124,9 @@ def run_program(
     retired = iterations * sum(
         len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
     )
-    high_water = max(memory.pool.high_water for memory in devices)
+    high_water = max(memory.pool.high_water for memory in memories.devices)
     notes = driver.notes(iterations - 1) if driver else ()
-    carved = max(memory.buddy_peak() for memory in devices)
+    carved = max(memory.buddy_peak() for memory in memories.devices)
     _check_carve_out(carved, node)
     return MachineRun(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
 
@@ -141,7 +139,23 @@ def _check_carve_out(carved: int, node: NodeSpec) -> None:
         raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
-def _allocate_initial(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[int], memory: TimedMemory) -> None:
+def _memories(node: NodeSpec, gpus: int, used: Sequence[str], limit: int | None, pool: str) -> Memories:
+    """The memories that a program uses; those of the GPUs have the run's budget and pool."""
+    devices = [
+        TimedMemory(DEVICE if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
+        for gpu in range(gpus)
+    ]
+    shared = {
+        memory.name: TimedMemory(memory.name, POOLS[memory.allocator](memory.capacity, memory.alignment))
+        for memory in node.memories
+        if memory.name != DEVICE and memory.name in used
+    }
+    return Memories(devices, shared)
+
+
+def _allocate_initial(contents: InitialContents, graph: TaskGraph, memories: Memories) -> None:
+    blocks, sizes = contents.blocks, graph.sizes_in(contents.memory)
+    memory = memories.of(contents.gpu, contents.memory)
     request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
     if not memory.pool.acquire(request):
         largest = _largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
@@ -149,7 +163,7 @@ def _allocate_initial(blocks: Sequence[int], graph: TaskGraph, sizes: Sequence[i
         what = "what is persistent, before the first kernel,"
         hole = memory.pool.largest_hole
         raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, largest)
-    carved = graph.compressed.carved_by(blocks) if graph.compressed and sizes is graph.sizes else 0
+    carved = graph.compressed.carved_by(blocks) if graph.compressed and contents.memory == DEVICE else 0
     memory.log(0, memory.number(request, carved))
 
 
@@ -195,7 +209,7 @@ class _StoppedRun:
 
     def error(self) -> Exception:
         """The error that names who waits. Later timers are outdated: the run stopped when the last work ended."""
-        streams, memories = self.simulator.streams, self.simulator.memories
+        streams, memories = self.simulator.streams, self.simulator.memories.all
         now = max((stream.ends[-1] for stream in streams if stream.ends), default=0)
         for gpu, memory in enumerate(memories):
             if memory.waiting:
@@ -233,15 +247,15 @@ class _StoppedRun:
 
     def _blocks_in(self, memory: TimedMemory) -> tuple[tuple[str, int], ...]:
         """Blocks in this memory, largest first; counted from the instructions that streams have executed."""
-        *devices, host = self.simulator.memories
-        gpu = None if memory is host else devices.index(memory)
-        space = Space.HOST if gpu is None else Space.DEVICE
+        memories = self.simulator.memories
         counts: Counter[int] = Counter(
-            b for each in self.program.initial_contents if each.gpu == gpu for b in each.blocks
+            b
+            for each in self.program.initial_contents
+            if memories.of(each.gpu, each.memory) is memory
+            for b in each.blocks
         )
         for stream in self.simulator.streams:
-            if gpu is not None and self._id(stream).gpu != gpu:
-                continue
+            gpu = self._id(stream).gpu
             for index, segment in enumerate(self.program.segments):
                 done = stream.iteration * segment.repeat + (segment.repeat if index < stream.segment else 0)
                 partial = 0
@@ -249,11 +263,13 @@ class _StoppedRun:
                     done += stream.repetition
                     partial = 0 if stream.finished else stream.pc
                 for position, instruction in enumerate(segment.streams.get(self._id(stream), ())):
-                    if isinstance(instruction, Acquire | Release) and instruction.space is space:
+                    if not isinstance(instruction, Acquire | Release):
+                        continue
+                    if memories.of(gpu, instruction.memory) is memory:
                         times = done + (position < partial)
                         for b in instruction.blocks:
                             counts[b] += times if isinstance(instruction, Acquire) else -times
-        sizes = self.graph.sizes if space is Space.DEVICE else self.graph.copy_sizes
+        sizes = self.graph.sizes if memory in memories.devices else self.graph.copy_sizes
         return _largest_first(
             (self.graph.blocks[b].id, sizes[b]) for b, count in counts.items() if count > 0 and sizes[b]
         )

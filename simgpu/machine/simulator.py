@@ -31,7 +31,7 @@ from simgpu.machine.code import (
     Op,
 )
 from simgpu.machine.engines import engines_of
-from simgpu.machine.stream import TAKES_DRAM, Stream, TimedMemory
+from simgpu.machine.stream import HOLDS_DRAM, HOLDS_ENGINE, HOLDS_NOTHING, Memories, Stream
 
 #: Limit of `Simulator._run` for a stream that is alone at its instant: no limit.
 _ALL_OPS = DRIVEN_LAUNCH
@@ -40,7 +40,7 @@ _ALL_OPS = DRIVEN_LAUNCH
 class Simulator:
     """Runs machine code for a number of iterations.
 
-    memories: that of each GPU, then the host's. engines[stream]: the copy engines of its GPU. counts[event]: how often
+    engines[stream]: the copy engines of its GPU. counts[event]: how often
     it was signalled; waiters[event]: streams that wait for it. running: how many streams run a kernel or copy;
     completed: those whose work has ended at this instant; ready: those that can go on now. freed: whether memory for
     which a stream waits was released since the queues were last served, and release: by which stream, segment, op.
@@ -53,15 +53,19 @@ class Simulator:
         env: simpy.Environment,
         code: MachineCode,
         node: NodeSpec,
-        memories: tuple[TimedMemory, ...],
+        memories: Memories,
         iterations: int,
     ) -> None:
         self.env = env
         self.schedule = env.schedule
         self.code = code
-        gpus = len(memories) - 1
         engines = engines_of(
-            env, node, gpus, self.settle_if_last, demands_vary=code.demands_vary, buddy_flows=code.linked
+            env,
+            node,
+            len(memories.devices),
+            self.settle_if_last,
+            demands_vary=code.demands_vary,
+            buddy_flows=code.linked,
         )
         self.memories = memories
         self.iterations = iterations
@@ -77,7 +81,7 @@ class Simulator:
         self.streams: list[Stream] = []
         for rank, (stream_id, segments) in enumerate(zip(code.streams, code.segments, strict=True)):
             first = rank == 0 or code.streams[rank - 1].gpu != stream_id.gpu
-            self.streams.append(Stream(env, rank, segments[0].ops, memories[stream_id.gpu] if first else None))
+            self.streams.append(Stream(env, rank, segments[0].ops, memories.devices[stream_id.gpu] if first else None))
         self.ready = list(self.streams)
         for stream in self.streams:
             stream.fire = self._on_end(stream)
@@ -100,7 +104,7 @@ class Simulator:
             # Nothing else ends at this instant: the stream can go on at once. Delays are integers, so the clock is too.
             now: int = env.now  # type: ignore[assignment]
             ended(now)
-            if stream.direction >= 0:
+            if stream.holds >= 0:
                 self._free_hardware(stream, now)
             stream.pc += 1
             if self._run(stream, _ALL_OPS, now):
@@ -153,7 +157,7 @@ class Simulator:
             completed.sort(key=_rank)
         for stream in completed:
             stream.ends.append(now)
-            if stream.direction >= 0:
+            if stream.holds >= 0:
                 self._free_hardware(stream, now)
             stream.pc += 1
             self.ready.append(stream)
@@ -161,12 +165,11 @@ class Simulator:
 
     def _free_hardware(self, stream: Stream, now: int) -> None:
         """Free the DRAM bandwidth or the copy engine of work that has ended; the next queued copy starts."""
-        if stream.direction == TAKES_DRAM:
-            stream.direction = -1
+        held, stream.holds = stream.holds, HOLDS_NOTHING
+        if held == HOLDS_DRAM:
             self.engines[stream.rank].take_dram(-stream.ops[stream.pc][2])
             return
-        following = self.engines[stream.rank].finished(stream.direction)
-        stream.direction = -1
+        following = self.engines[stream.rank].finished(stream.ops[stream.pc])
         if following is not None:
             self._note_stall(following, now)
             following.starts.append(now)
@@ -174,7 +177,7 @@ class Simulator:
     def _grant(self, now: int) -> bool:
         """Serve the queues for memory, first in, first out; returns whether a stream got memory."""
         granted = self.freed = False
-        for memory in self.memories:
+        for memory in self.memories.all:
             while memory.waiting:
                 stream = memory.waiting[0]
                 _, _, request, number = stream.ops[stream.pc]
@@ -252,7 +255,7 @@ class Simulator:
             elif code == DRAM_LAUNCH:
                 stream.pc = pc
                 self.running += 1
-                stream.direction = TAKES_DRAM
+                stream.holds = HOLDS_DRAM
                 self.engines[stream.rank].take_dram(op[2])
                 stream.arm(op[1])
                 return False
@@ -270,7 +273,7 @@ class Simulator:
 
     def _issue(self, stream: Stream, op: Op, now: int) -> None:
         self.running += 1
-        stream.direction = op[1]
+        stream.holds = HOLDS_ENGINE
         if self.engines[stream.rank].issue(stream, op):
             stream.starts.append(now)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,11 @@ from simpy.events import NORMAL
 
 from simgpu.machine.code import Op
 from simgpu.memory.pool import Pool, Request
+from simgpu.program.instructions import DEVICE
 from simgpu.timeline.model import MemoryCurve
 
-#: `Stream.direction` while a kernel runs whose DRAM bandwidth slows down copies.
-TAKES_DRAM = 2
+#: What a stream's running work holds, see `Stream.holds`.
+HOLDS_NOTHING, HOLDS_ENGINE, HOLDS_DRAM = -1, 0, 1
 
 
 class Timer(simpy.Event):
@@ -38,7 +39,7 @@ class Stream:
 
     pc: position in `ops` of the present segment. number: repetitions of that segment so far, over all iterations.
     target: the count that the event it awaits must reach. stalled_since: when its wait began, -1 without one.
-    direction: of the copy it issued, `TAKES_DRAM` for a kernel that takes bandwidth from copies, -1 for other kernels.
+    holds: `HOLDS_ENGINE` while its copy is issued, `HOLDS_DRAM` while a kernel takes bandwidth from copies.
     starts: when its copies and driven kernels started; ends: when its kernels and copies ended; both in program order.
     fire: called when the running work has ended. timer: the one SimPy event that calls it. callbacks: that event's.
     memory: of its GPU, for the GPU's first stream, else None; snapshots: states of its pool at each iteration's end.
@@ -54,7 +55,7 @@ class Stream:
     number: int = 0
     iteration: int = 0
     target: int = 0
-    direction: int = -1
+    holds: int = HOLDS_NOTHING
     stalled_since: int = -1
     finished: bool = False
     starts: list[int] = field(default_factory=list)
@@ -121,3 +122,19 @@ class TimedMemory:
         changes = np.array(self.changes, dtype=np.int64)
         owned = np.array(self._carved, dtype=np.int64)[changes >> 1] * (1 - 2 * (changes & 1))
         return int(np.cumsum(owned).max(initial=0))
+
+
+class Memories:
+    """The memories of a run: one of each GPU, and those that all GPUs share, by name.
+
+    all: in the order in which their queues are served: the GPUs', the host's, then others.
+    """
+
+    def __init__(self, devices: Sequence[TimedMemory], shared: Mapping[str, TimedMemory]) -> None:
+        self.devices = tuple(devices)
+        self.shared = dict(shared)
+        self.all = (*self.devices, *self.shared.values())
+
+    def of(self, gpu: int, name: str) -> TimedMemory:
+        """The memory of that name that the streams of a GPU reach."""
+        return self.devices[gpu] if name == DEVICE else self.shared[name]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import CdmaSpec
+from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.machine.code import (
     ACQUIRE,
     AWAIT,
     COMPUTE,
     COPY,
-    COPY_D2H,
-    COPY_H2D,
     DECODE,
     DRAM_LAUNCH,
     DRIVEN_LAUNCH,
@@ -30,24 +28,25 @@ from simgpu.machine.code import (
     MachineCode,
     Op,
     StreamCode,
+    copy_kind,
 )
-from simgpu.machine.stream import TimedMemory
+from simgpu.machine.stream import Memories, TimedMemory
 from simgpu.memory.pool import Request
 from simgpu.memory.transfer import NANO
 from simgpu.program.instructions import (
+    DEVICE,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Initialize,
     Instruction,
     Launch,
+    Location,
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.program.paging import Paged
 from simgpu.timeline.streams import StreamId
@@ -72,8 +71,8 @@ class SharedLink(Driver, Protocol):
 def translate(
     program: Program,
     graph: TaskGraph,
-    devices: Sequence[TimedMemory],
-    host: TimedMemory,
+    node: NodeSpec,
+    memories: Memories,
     demands: Sequence[int] | None = None,
     shared: SharedLink | None = None,
     *,
@@ -82,7 +81,7 @@ def translate(
 ) -> MachineCode:
     """The machine code of a checked program (`simgpu.program.check`); `graph` has the program's transforms applied.
 
-    devices: the memory of each GPU. demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
+    demands: DRAM bandwidth that each kernel takes, bytes per second, where copies
     depend on it. shared: of kernels that share the link to buddy memory. driver: of kernels whose blocks the program
     does not move. streams: the program's, and others that the machine shows things on.
     """
@@ -93,12 +92,21 @@ def translate(
     repeats = [segment.repeat for segment in program.segments]
     initialize_allocates = isinstance(program.residency, Paged)
     translator = _Translator(
-        graph, host, events, code.signal_work, repeats, demands, shared, driver or shared, initialize_allocates
+        graph,
+        node,
+        memories,
+        events,
+        code.signal_work,
+        repeats,
+        demands,
+        shared,
+        driver or shared,
+        initialize_allocates,
     )
     for index, segment in enumerate(program.segments):
         for position, stream in enumerate(streams):
             instructions = segment.streams.get(stream, ())
-            code.segments[position].append(translator.stream_code(instructions, index, devices[stream.gpu]))
+            code.segments[position].append(translator.stream_code(instructions, index, stream.gpu))
     return code
 
 
@@ -116,10 +124,13 @@ def _number_events(program: Program, code: MachineCode) -> dict[int, tuple[int, 
 
 
 class _Translator:
+    """Writes the machine code of one stream after the other, as an `Effects` of its instructions."""
+
     def __init__(
         self,
         graph: TaskGraph,
-        host: TimedMemory,
+        node: NodeSpec,
+        memories: Memories,
         events: dict[int, tuple[int, int]],
         signal_work: list[int],
         repeats: Sequence[int],
@@ -134,84 +145,102 @@ class _Translator:
         # Whether initializing a block allocates its pages, as far as memory is free.
         self.initialize_allocates = initialize_allocates
         self.graph = graph
-        self.host = host
+        self.memories = memories
         self.events = events
         self.signal_work = signal_work
         self.repeats = repeats
+        # By source and target: the position of the link, and the direction.
+        self.routes: dict[tuple[str, str], tuple[int, int]] = {}
+        for number, link in enumerate(node.links):
+            first, second = link.ends
+            self.routes |= {(first, second): (number, OUT), (second, first): (number, IN)}
+        self.ops: list[Op] = []
+        self.works: list[int] = []
+        self.segment = self.gpu = 0
 
-    def stream_code(self, instructions: tuple[Instruction, ...], index: int, device: TimedMemory) -> StreamCode:
-        """The code of one stream in segment `index`; `device` is the memory of the stream's GPU."""
-        ops: list[Op] = []
-        works: list[int] = []
-        durations, demands = self.graph.durations, self.demands
+    def stream_code(self, instructions: tuple[Instruction, ...], segment: int, gpu: int) -> StreamCode:
+        """The code of one stream of a GPU in a segment."""
+        self.ops, self.works, self.segment, self.gpu = [], [], segment, gpu
         for instruction in instructions:
-            if isinstance(instruction, Launch):
-                kernel = instruction.kernel
-                duration = durations[kernel]
-                begin = None if self.driver is None else self.driver.launch(kernel)
-                if begin is not None:
-                    ops.append((DRIVEN_LAUNCH, begin, 0 if demands is None else demands[kernel]))
-                else:
-                    ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
-                works.append((RECOMPUTE if instruction.recompute else COMPUTE) + WORK * kernel)
-            elif isinstance(instruction, Acquire) or (
-                isinstance(instruction, Initialize) and self.initialize_allocates
-            ):
-                memory, request = self._request(instruction, device)
-                ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(instruction))))
-            elif isinstance(instruction, Release):
-                memory, request = self._request(instruction, device)
-                ops.append((RELEASE, memory, request, memory.number(request, self._carved(instruction)) + 1))
-            elif isinstance(instruction, Signal):
-                event = self.events[instruction.event][0]
-                self.signal_work[event] = works[-1] if works else -1
-                ops.append((SIGNAL, event))
-            elif isinstance(instruction, Await):
-                ops.append(self._await(instruction, index))
-            elif isinstance(instruction, CopyOut):
-                ops.append(self._copy(OUT, instruction.host_block))
-                works.append(COPY_D2H + WORK * instruction.host_block)
-            elif isinstance(instruction, CopyIn):
-                ops.append(self._copy(IN, instruction.block))
-                works.append(COPY_H2D + WORK * instruction.block)
-            elif isinstance(instruction, Encode):
-                ops.append((LAUNCH, self.graph.encoded[instruction.into].encode_ns))
-                works.append(ENCODE + WORK * instruction.into)
-            elif isinstance(instruction, Decode):
-                ops.append((LAUNCH, self.graph.encoded[instruction.source].decode_ns))
-                works.append(DECODE + WORK * instruction.source)
-            elif isinstance(instruction, Initialize):
-                # Initializing a value takes no time and no memory.
-                ops.append((PASS,))
-            else:
-                assert_never(instruction)  # `simgpu.program.check` has refused everything else
-        ops.append((END,))
-        return StreamCode(ops, works, self.repeats[index])
+            instruction.apply(self)
+        self.ops.append((END,))
+        return StreamCode(self.ops, self.works, self.repeats[segment])
+
+    def runs(self, launch: Launch) -> None:
+        """A kernel with its duration, or one that a driver runs."""
+        kernel, demands = launch.kernel, self.demands
+        duration = self.graph.durations[kernel]
+        begin = None if self.driver is None else self.driver.launch(kernel)
+        if begin is not None:
+            self.ops.append((DRIVEN_LAUNCH, begin, 0 if demands is None else demands[kernel]))
+        else:
+            self.ops.append((LAUNCH, duration) if demands is None else (DRAM_LAUNCH, duration, demands[kernel]))
+        self.works.append((RECOMPUTE if launch.recompute else COMPUTE) + WORK * kernel)
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """A copy with its bytes, or a codec with its time."""
+        encoded = self.graph.encoded
+        if isinstance(work, Copy):
+            self._copy(work)
+        elif isinstance(work, Encode):
+            self.ops.append((LAUNCH, encoded[target.block].encode_ns))
+            self.works.append(ENCODE + WORK * target.block)
+        else:
+            self.ops.append((LAUNCH, encoded[source.block].decode_ns))
+            self.works.append(DECODE + WORK * source.block)
+
+    def acquires(self, acquire: Acquire) -> None:
+        """A request for memory."""
+        memory, request = self._request(acquire, acquire.offsets)
+        self.ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(acquire))))
+
+    def releases(self, release: Release) -> None:
+        """The end of a request."""
+        memory, request = self._request(release)
+        self.ops.append((RELEASE, memory, request, memory.number(request, self._carved(release)) + 1))
+
+    def initializes(self, initialize: Initialize) -> None:
+        """Initializing a value takes no time, and memory only where that allocates pages."""
+        if not self.initialize_allocates:
+            self.ops.append((PASS,))
+            return
+        memory, request = self._request(initialize)
+        self.ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(initialize))))
+
+    def signals(self, signal: Signal) -> None:
+        """A signal, and the work before it."""
+        event = self.events[signal.event][0]
+        self.signal_work[event] = self.works[-1] if self.works else -1
+        self.ops.append((SIGNAL, event))
+
+    def awaits(self, wait: Await) -> None:
+        """A wait for as many signals as the repetitions need."""
+        event, where = self.events[wait.event]
+        if where == self.segment:
+            self.ops.append((AWAIT, event, 1 - wait.lag, 0))
+        else:
+            self.ops.append((AWAIT, event, -wait.lag, self.repeats[where]))
 
     def _carved(self, instruction: Acquire | Release | Initialize) -> int:
         """Bytes of buddy memory that its blocks own."""
-        if self.graph.compressed is None or instruction.space is Space.HOST:
+        if self.graph.compressed is None or instruction.memory != DEVICE:
             return 0
         return self.graph.compressed.carved_by(instruction.blocks)
 
-    def _copy(self, direction: int, block: int) -> Op:
-        op = (COPY, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
-        overflow = 0 if self.shared is None else self.shared.overflow(block)
-        return (*op, overflow) if overflow else op
+    def _copy(self, copy: Copy) -> None:
+        block = copy.copied
+        link, direction = self.routes[copy.src, copy.dst]
+        op = (COPY, link, direction, self.graph.copy_sizes[block], self.graph.blocks[block].bytes)
+        partly_there = self.shared is not None and DEVICE in (copy.src, copy.dst)
+        overflow = self.shared.overflow(block) if self.shared is not None and partly_there else 0
+        self.ops.append((*op, overflow) if overflow else op)
+        self.works.append(copy_kind(link, direction) + WORK * block)
 
-    def _request(self, instruction: Acquire | Release | Initialize, device: TimedMemory) -> tuple[TimedMemory, Request]:
-        memory, sizes = device, self.graph.sizes
-        if instruction.space is Space.HOST:
-            memory, sizes = self.host, self.graph.copy_sizes
-        blocks = instruction.blocks
-        offsets = instruction.offsets if isinstance(instruction, Acquire) else None
-        return memory, memory.pool.prepare(blocks, [sizes[b] for b in blocks], offsets)
-
-    def _await(self, instruction: Await, index: int) -> Op:
-        event, where = self.events[instruction.event]
-        if where == index:
-            return (AWAIT, event, 1 - instruction.lag, 0)
-        return (AWAIT, event, -instruction.lag, self.repeats[where])
+    def _request(
+        self, instruction: Acquire | Release | Initialize, offsets: tuple[int, ...] | None = None
+    ) -> tuple[TimedMemory, Request]:
+        memory, sizes = self.memories.of(self.gpu, instruction.memory), self.graph.sizes_in(instruction.memory)
+        return memory, memory.pool.prepare(instruction.blocks, [sizes[b] for b in instruction.blocks], offsets)
 
 
 def dram_demands(graph: TaskGraph, cdma: CdmaSpec) -> list[int] | None:

@@ -27,7 +27,7 @@ from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, releases_after_offload, saved_note
 from simgpu.program.eager import Eager
-from simgpu.program.instructions import Program, Space
+from simgpu.program.instructions import HOST, Program
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Offload:
                 self._offload(number)
             for number in self.stashed[k] if k >= 0 else ():
                 self.writer.wait(self.offload_ended[number])
-                self.writer.release((self._form(number),), Space.HOST)
+                self.writer.release((self._form(number),), HOST)
             if k >= 0:
                 self.writer.release_ended(k)
 

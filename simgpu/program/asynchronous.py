@@ -12,7 +12,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import COMPUTE, HOST, Acquire, Await, Initialize, Instruction, Launch, Release, Signal
+from simgpu.program.instructions import (
+    COMPUTE,
+    HOST_CORES,
+    Acquire,
+    Await,
+    Initialize,
+    Instruction,
+    Launch,
+    Release,
+    Signal,
+)
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.schedule import ScheduledLaunch, schedule
 from simgpu.program.streams import StreamOrder, compute_stream
@@ -77,7 +87,7 @@ class Asynchronous:
         if k in self.order.signals:
             code.append(Signal(self.order.signals[k]))
         if shared:
-            self.writer.code[HOST] += [*(Await(event) for event in events), Release(shared)]
+            self.writer.code[HOST_CORES] += [*(Await(event) for event in events), Release(shared)]
 
     def _copy_out(self, k: int) -> None:
         """Copy out what kernel k uses for the last time before its swap."""

@@ -13,13 +13,15 @@ from typing import Any
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
+from simgpu.hardware.spec import NodeSpec, is_memory
 from simgpu.program.faults import a_type, bool_fault, int_fault, number_fault, raised, several, shown
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     INSTRUCTIONS,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     InitialContents,
@@ -30,12 +32,11 @@ from simgpu.program.instructions import (
     Section,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.placement import Placement
 from simgpu.program.text import Place, excerpt, located
-from simgpu.timeline.streams import ROLES, StreamId
+from simgpu.timeline.streams import ROLES, StreamId, is_role
 
 #: Roles of the streams that run kernels, the GPU first.
 _LAUNCHING = ("compute", "host")
@@ -45,19 +46,22 @@ _EXECUTED = 10**8
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """graph: with the program's transforms applied. signalled: by event, the segment that signals it."""
+    """graph: with the program's transforms applied. signalled: by event, the segment that signals it. memories: those
+    that the program uses, device and host first."""
 
     graph: TaskGraph
     signalled: dict[int, int]
+    memories: tuple[str, ...] = (DEVICE, HOST)
 
 
-def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
-    """Check the contents of a program. graph: the one it was planned for, without the program's transforms.
+def check_program(program: Program, graph: TaskGraph, node: NodeSpec | None = None) -> CheckedProgram:
+    """Check the contents of a program. graph: the one it was planned for, without the program's transforms. node: the
+    one it is to run on; without one, any memory but those of every node is accepted, and any link.
 
     Raises `ProgramError` with all mistakes (the first 20 in full): an object that is not an instruction, a subclass of
-    one, a field of another type (a NumPy integer or a bool for an int, a str for a `Space`), a kernel or block that is
-    not in the graph, a stream with an unknown role, a kernel on a copy stream, an event that is signalled twice or
-    never, more instructions than a run can execute.
+    one, a field of another type (a NumPy integer or a bool for an int), a kernel or block that is not in the graph, a
+    memory or a link that the node lacks, a stream with an unknown role, a kernel on a copy stream, an event that is
+    signalled twice or never, more instructions than a run can execute.
 
     >>> from simgpu.program.instructions import COMPUTE
     >>> from simgpu.trace.chain import chain
@@ -77,7 +81,7 @@ def check_program(program: Program, graph: TaskGraph) -> CheckedProgram:
     try:
         if faults := [*_faults_of_frame(program), *_faults_of_segments(program)] or [*_faults_of_size(program)]:
             raise ProgramError(several("program", faults))
-        return _Checking(program, _transformed(program, graph)).checked()
+        return _Checking(program, _transformed(program, graph), node).checked()
     except ProgramError:
         raise
     except Exception as error:  # an object in it may lack its fields, or fail when it is looked at or printed
@@ -189,8 +193,9 @@ def _stream_fault(stream: object) -> str:
         return f"stream {shown(stream)} is {a_type(stream)}, not a StreamId"
     if type(stream.role) is not str:
         return f"stream {shown(stream)}: role is {a_type(stream.role)}, not a str"
-    if stream.role not in ROLES:
-        return f"stream {shown(tuple(stream))}: role {shown(stream.role)} is not known: give {', '.join(ROLES)}"
+    if not is_role(stream.role):
+        known = f"give {', '.join(ROLES)}, or an engine such as host2ssd"
+        return f"stream {shown(tuple(stream))}: role {shown(stream.role)} is not known: {known}"
     fault = number_fault("gpu", stream.gpu, None) or number_fault("number", stream.number, None)
     return f"stream {shown(tuple(stream))}: {fault}" if fault else ""
 
@@ -211,8 +216,9 @@ def _faults_of_size(program: Program) -> Iterator[str]:
 class _Checking:
     """Checks the instructions of one program, and the initial contents of its memories."""
 
-    def __init__(self, program: Program, graph: TaskGraph) -> None:
-        self.program, self.graph = program, graph
+    def __init__(self, program: Program, graph: TaskGraph, node: NodeSpec | None) -> None:
+        self.program, self.graph, self.node = program, graph, node
+        self.memories: dict[str, None] = dict.fromkeys((DEVICE, HOST))
         self.kernels, self.blocks = len(graph.kernels), len(graph.blocks)
         self.signalled: dict[int, int] = {}
         self.awaited: set[int] = set()
@@ -221,11 +227,10 @@ class _Checking:
         self.unreadable: set[Place] = set()
         self._check: dict[type, Callable[[Any], str]] = {
             Launch: self._launch,
-            CopyOut: self._copy_out,
-            CopyIn: self._copy_in,
+            Copy: self._copy,
             Acquire: self._acquire,
-            Release: self._blocks_in_space,
-            Initialize: self._blocks_in_space,
+            Release: self._blocks_in_memory,
+            Initialize: self._blocks_in_memory,
             Encode: self._encode,
             Decode: self._decode,
             Signal: lambda signal: int_fault("event", signal.event),
@@ -245,7 +250,7 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        return CheckedProgram(self.graph, self.signalled)
+        return CheckedProgram(self.graph, self.signalled, tuple(self.memories))
 
     def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
         checks = self._check
@@ -282,10 +287,12 @@ class _Checking:
         for holding in self.program.other_contents:
             if type(holding) is not InitialContents:
                 yield f"other_contents has {shown(holding)}, {a_type(holding)}, not an InitialContents"
-            elif holding.gpu is not None and (fault := number_fault("gpu", holding.gpu, None)):
+            elif fault := self._memory(holding.memory) or number_fault("gpu", holding.gpu, None):
                 yield f"other_contents: {fault}"
-            elif holding.gpu is not None and holding.gpu >= self.program.gpus:
+            elif holding.gpu >= self.program.gpus:
                 yield f"blocks are resident on GPU {holding.gpu}, which the program does not use"
+            elif holding.gpu and holding.memory != DEVICE:
+                yield f"other_contents: GPUs share {holding.memory} memory: give gpu 0, not {holding.gpu}"
             elif fault := self._blocks(holding.blocks):
                 yield f"other_contents: {fault}"
         if fault := self._blocks(self.program.resident):
@@ -320,23 +327,26 @@ class _Checking:
             return ""
         return f"kernels do not run on a {stream.role} stream: launch them on {' or '.join(_LAUNCHING)}"
 
-    def _copy_out(self, copy: CopyOut) -> str:
-        return self._form_fault(copy.block, copy.into, Space.DEVICE)
-
-    def _copy_in(self, copy: CopyIn) -> str:
-        return self._form_fault(copy.block, None, Space.DEVICE)
+    def _copy(self, copy: Copy) -> str:
+        if fault := self._form_fault(copy.block, copy.into, copy.src) or self._memory(copy.dst):
+            return fault
+        if copy.src == copy.dst:
+            return f"it copies from {copy.src} memory to itself"
+        if self.node is None or self.node.link_between(copy.src, copy.dst) is not None:
+            return ""
+        return f"node {self.node.name} has no link between {copy.src} and {copy.dst}"
 
     def _encode(self, codec: Encode) -> str:
-        return self._form_fault(codec.block, codec.into, codec.space) or self._form(codec.block, codec.into)
+        return self._form_fault(codec.block, codec.into, codec.memory) or self._form(codec.block, codec.into)
 
     def _decode(self, codec: Decode) -> str:
-        return self._form_fault(codec.block, codec.source, codec.space) or self._form(codec.block, codec.source)
+        return self._form_fault(codec.block, codec.source, codec.memory) or self._form(codec.block, codec.source)
 
-    def _form_fault(self, block: int, form: int | None, space: Space) -> str:
+    def _form_fault(self, block: int, form: int | None, memory: str) -> str:
         """The mistake of an instruction that copies, encodes or decodes a block."""
         if self.program.residency is not None:
             return "the program's blocks are not its own to move"
-        fault = number_fault("block", block, self.blocks, "blocks") or _space_fault(space)
+        fault = number_fault("block", block, self.blocks, "blocks") or self._memory(memory)
         return fault if fault or form is None else self._form(block, form)
 
     def _form(self, block: int, form: int) -> str:
@@ -347,7 +357,7 @@ class _Checking:
         return "" if known else f"block {names[form].id} is not an encoded form of block {names[block].id}"
 
     def _acquire(self, acquire: Acquire) -> str:
-        fault = self._blocks_in_space(acquire)
+        fault = self._blocks_in_memory(acquire)
         offsets = acquire.offsets
         if fault or offsets is None:
             return fault
@@ -355,8 +365,23 @@ class _Checking:
             return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
         return next((fault for each in offsets if (fault := number_fault("offset", each, None))), "")
 
-    def _blocks_in_space(self, request: Acquire | Release | Initialize) -> str:
-        return self._blocks(request.blocks) or _space_fault(request.space)
+    def _blocks_in_memory(self, request: Acquire | Release | Initialize) -> str:
+        return self._blocks(request.blocks) or self._memory(request.memory)
+
+    def _memory(self, memory: str) -> str:
+        """The mistake in the name of a memory, which is one of the program's from now on."""
+        if type(memory) is str and memory in self.memories:
+            return ""
+        if type(memory) is not str:
+            return f"memory {shown(memory)} is {a_type(memory)}, not the name of a memory, such as {DEVICE} or {HOST}"
+        if not is_memory(memory):
+            return f"memory {shown(memory)} is not the name of a memory: names have two or more small letters"
+        if self.program.residency is not None:
+            return f"memory {memory}: a program whose blocks are not its own to move has only device and host memory"
+        if self.node is not None and memory not in (known := [each.name for each in self.node.memories]):
+            return f"node {self.node.name} has no memory {memory}: it has {', '.join(known)}"
+        self.memories[memory] = None
+        return ""
 
     def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:
         if type(blocks) is not tuple:
@@ -372,9 +397,3 @@ def _not_an_instruction(value: object) -> str:
     what = f"{a_type(value)} is not an instruction"
     known = next((kind.__name__ for kind in INSTRUCTIONS if isinstance(value, kind)), "")
     return f"{what}: use {known} itself, its subclasses are refused" if known else what
-
-
-def _space_fault(space: Space) -> str:
-    if type(space) is Space:
-        return ""
-    return f"space {shown(space)} is {a_type(space)}, not a Space: write Space.DEVICE or Space.HOST"

@@ -12,11 +12,12 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph, Transform
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Initialize,
     Instruction,
     Launch,
@@ -24,7 +25,6 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.timeline.streams import StreamId
@@ -88,10 +88,10 @@ class Eager:
         if listed := tuple(blocks):
             self.compute.append(Acquire(listed))
 
-    def release(self, blocks: Iterable[int], space: Space = Space.DEVICE) -> None:
+    def release(self, blocks: Iterable[int], memory: str = DEVICE) -> None:
         """Release the memory of these blocks."""
         if listed := tuple(blocks):
-            self.compute.append(Release(listed, space))
+            self.compute.append(Release(listed, memory))
 
     def signal(self, stream: StreamId = COMPUTE) -> int:
         """A new event, which a stream signals at this point."""
@@ -106,7 +106,7 @@ class Eager:
     def copy_d2h(self, b: int, form: int, after: int) -> int:
         """Copy a block to the host as `form` after the event `after`; returns the event of the copy's end."""
         self.wait(after, D2H)
-        self.code[D2H] += [Acquire((form,), Space.HOST), CopyOut(b, form)]
+        self.code[D2H] += [Acquire((form,), HOST), Copy(b, DEVICE, HOST, form)]
         return self.signal(D2H)
 
     def copy_h2d(self, form: int, after: int) -> int:
@@ -115,7 +115,7 @@ class Eager:
         Returns the event of the copy's end.
         """
         self.wait(after, H2D)
-        self.code[H2D] += [CopyIn(form), Release((form,), Space.HOST)]
+        self.code[H2D] += [Copy(form, HOST, DEVICE), Release((form,), HOST)]
         return self.signal(H2D)
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:

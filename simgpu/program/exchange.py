@@ -22,12 +22,13 @@ from simgpu.program.instructions import (
     COMPUTE,
     D2H,
     DATA,
+    DEVICE,
     H2D,
+    HOST,
     WORK,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Initialize,
@@ -37,7 +38,6 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.text import Place
 from simgpu.timeline.model import SpanKind, Timeline
@@ -187,7 +187,7 @@ def gather(more: Additions, trial: Predicted) -> None:
         code = computed_by(gpu)
         for u in range(len(more.parts.updates)):
             block = more.gradient(u, gpu)
-            code += [Acquire((block,), Space.HOST), CopyOut(block)]
+            code += [Acquire((block,), HOST), Copy(block, DEVICE, HOST)]
         return [*code, Signal(more.event("sent", gpu))] if gpu else []
 
     for stream, add in ((more.out, send), (more.back, _of_gpu_0([*computed_by(0), *_fetched(more)]))):
@@ -216,7 +216,12 @@ def _fetched(more: Additions) -> list[Instruction]:
     for u, gpu in _sums(more):
         block = more.gradient(u, gpu)
         code += [Await(more.event("added", *before))] if before else []
-        code += [Acquire((block,)), CopyIn(block), Release((block,), Space.HOST), Signal(more.event("fetched", u, gpu))]
+        code += [
+            Acquire((block,)),
+            Copy(block, HOST, DEVICE),
+            Release((block,), HOST),
+            Signal(more.event("fetched", u, gpu)),
+        ]
         before = (u, gpu)
     return code
 
@@ -253,17 +258,17 @@ def _updated(more: Additions) -> list[Instruction]:
 def _spread(more: Additions, updated: list[Instruction]) -> None:
     """Add: GPU 0 offloads all new weights, then all others fetch them."""
     weights = [update.weight for update in more.parts.updates]
-    out = [instruction for b in weights for instruction in (Acquire((b,), Space.HOST), CopyOut(b))]
+    out = [instruction for b in weights for instruction in (Acquire((b,), HOST), Copy(b, DEVICE, HOST))]
     more.at_end(more.out, _of_gpu_0([*updated, *out, Signal(more.event("there"))]))
 
     def receive(gpu: int) -> list[Instruction]:
         if gpu == 0:
             return []
-        return [Await(more.event("there")), *map(CopyIn, weights), Signal(more.event("back", gpu))]
+        return [Await(more.event("there")), *(Copy(b, HOST, DEVICE) for b in weights), Signal(more.event("back", gpu))]
 
     more.at_end(more.back, receive)
     more.host[more.last] += [Await(more.event("back", gpu)) for gpu in more.gpus[1:]]
-    more.host[more.last] += [Release(tuple(weights), Space.HOST), Signal(more.event("over"))]
+    more.host[more.last] += [Release(tuple(weights), HOST), Signal(more.event("over"))]
     more.finish(lambda gpu: [] if gpu else [Await(more.event("over"))])
 
 
@@ -279,7 +284,7 @@ def closing(program: Program, parts: Replicas) -> int:
 
 
 def _releases_gradient(instruction: Instruction, parts: Replicas) -> bool:
-    if not isinstance(instruction, Release) or instruction.space is not Space.DEVICE:
+    if not isinstance(instruction, Release) or instruction.memory != DEVICE:
         return False
     return any(update.gradient in instruction.blocks for update in parts.updates)
 
@@ -294,7 +299,7 @@ def check_not_moved(program: Program, parts: Replicas) -> None:
         for stream, code in segment.streams.items()
         for position, instruction in enumerate(code)
     ]
-    copied = {i.block for _, i in places if isinstance(i, CopyOut | CopyIn | Encode | Decode)}
+    copied = {i.block for _, i in places if isinstance(i, Copy | Encode | Decode)}
     offloaded = [b for b in names if b in copied]
     offloaded += [u.weight for u in parts.updates if u.weight not in program.resident]
     if offloaded:
@@ -318,8 +323,9 @@ def needs_of(segment: Segment) -> dict[tuple[StreamId, int], dict[StreamId, int]
 
     Awaits of earlier repetitions and of other segments' events do not count.
 
-    >>> from simgpu.program.instructions import COMPUTE, H2D, CopyIn
-    >>> code = {COMPUTE: (Launch(0), Await(0), Launch(1)), H2D: (CopyIn(7), Signal(0), CopyIn(8))}
+    >>> from simgpu.program.instructions import COMPUTE, DEVICE, H2D, HOST, Copy
+    >>> copies = [Copy(block, HOST, DEVICE) for block in (7, 8)]
+    >>> code = {COMPUTE: (Launch(0), Await(0), Launch(1)), H2D: (copies[0], Signal(0), copies[1])}
     >>> needs = needs_of(Segment(code))
     >>> needs[COMPUTE, 0][H2D], needs[COMPUTE, 2][H2D]
     (0, 2)

@@ -1,16 +1,17 @@
 """The instructions of a program, and the program itself: plain values that can be printed, saved and compared.
 
-Blocks and kernels are their positions in the task graph; a program holds no sizes and no durations.
+Blocks and kernels are their positions in the task graph, memories are names; a program holds no sizes and no durations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 from simgpu.graph.taskgraph import Transform
+from simgpu.hardware.spec import DEVICE as DEVICE
+from simgpu.hardware.spec import HOST as HOST
 from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 
@@ -18,16 +19,52 @@ from simgpu.timeline.streams import StreamId
 COMPUTE = StreamId(0, "compute")
 D2H = StreamId(0, "d2h")
 H2D = StreamId(0, "h2d")
-HOST = StreamId(0, "host")
+HOST_CORES = StreamId(0, "host")
 #: The stream for copies in both directions that some policies use instead of the two above.
 DATA = StreamId(0, "data")
 
 
-class Space(StrEnum):
-    """Which memory: the GPU's or the host's pinned memory."""
+class Location(NamedTuple):
+    """A block in a memory."""
 
-    DEVICE = "device"
-    HOST = "host"
+    memory: str
+    block: int
+
+
+class Effects(Protocol):
+    """Receives the effects of instructions, one call for each.
+
+    `verify`, the machine and whatever else follows a program implements it, and calls `apply` of one instruction after
+    the other.
+    """
+
+    def runs(self, launch: Launch) -> None:
+        """A kernel runs."""
+        ...
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """The value of a block is copied to another memory, or into another form in the same memory."""
+        ...
+
+    def acquires(self, acquire: Acquire) -> None:
+        """Blocks get memory."""
+        ...
+
+    def releases(self, release: Release) -> None:
+        """Blocks give their memory back."""
+        ...
+
+    def initializes(self, initialize: Initialize) -> None:
+        """Blocks get their initial values."""
+        ...
+
+    def signals(self, signal: Signal) -> None:
+        """An event happens."""
+        ...
+
+    def awaits(self, wait: Await) -> None:
+        """The stream waits for an event."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +76,29 @@ class Launch:
     recompute: bool = False
     makes: tuple[int, ...] = ()
 
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.runs(self)
+
 
 @dataclass(frozen=True, slots=True)
-class CopyOut:
-    """Copy a block from device to host; both must hold memory for it. into: the form of the block on the host, if it is
-    not the block itself (`simgpu.graph.transforms`)."""
+class Copy:
+    """Copy a block from one memory to another; both must hold memory for it. into: the form of the block in the memory
+    `dst`, if it is not the block itself (`simgpu.graph.transforms`)."""
 
     block: int
+    src: str
+    dst: str
     into: int | None = None
 
     @property
-    def host_block(self) -> int:
-        """The block on the host after the copy; the copy has its size."""
+    def copied(self) -> int:
+        """The block in `dst` after the copy; the copy has its size."""
         return self.block if self.into is None else self.into
 
-
-@dataclass(frozen=True, slots=True)
-class CopyIn:
-    """Copy a block from host to device; both must hold memory for it."""
-
-    block: int
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.moves(self, Location(self.src, self.block), Location(self.dst, self.copied))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +106,12 @@ class Acquire:
     """Acquire memory for blocks, all or nothing, in listed order; wait first in, first out until there is enough."""
 
     blocks: tuple[int, ...]
-    space: Space = Space.DEVICE
+    memory: str = DEVICE
     offsets: tuple[int, ...] | None = None
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.acquires(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +119,11 @@ class Release:
     """Release the memory of blocks."""
 
     blocks: tuple[int, ...]
-    space: Space = Space.DEVICE
+    memory: str = DEVICE
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.releases(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +131,11 @@ class Initialize:
     """The host writes a block's initial value into its memory, at no cost (the next batch, a constant)."""
 
     blocks: tuple[int, ...]
-    space: Space = Space.DEVICE
+    memory: str = DEVICE
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.initializes(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +144,11 @@ class Encode:
 
     block: int
     into: int
-    space: Space = Space.DEVICE
+    memory: str = DEVICE
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.moves(self, Location(self.memory, self.block), Location(self.memory, self.into))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +157,11 @@ class Decode:
 
     block: int
     source: int
-    space: Space = Space.DEVICE
+    memory: str = DEVICE
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.moves(self, Location(self.memory, self.source), Location(self.memory, self.block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +169,10 @@ class Signal:
     """Mark an event as having happened once more. Each event is signalled at one place of one segment."""
 
     event: int
+
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.signals(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +182,16 @@ class Await:
     event: int
     lag: int = 0
 
+    def apply(self, effects: Effects) -> None:
+        """Report the effect."""
+        effects.awaits(self)
 
-Instruction = Launch | CopyOut | CopyIn | Acquire | Release | Initialize | Encode | Decode | Signal | Await
+
+Instruction = Launch | Copy | Acquire | Release | Initialize | Encode | Decode | Signal | Await
 #: The closed set of instructions: an object of any other type, even a subclass, is rejected (`simgpu.program.check`).
 INSTRUCTIONS: tuple[type[Any], ...] = get_args(Instruction)
 #: Instructions that take time.
-WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
+WORK = (Launch, Copy, Encode, Decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +209,12 @@ class Segment:
 class InitialContents:
     """Blocks that are in a memory when an iteration starts, in the order in which they were allocated.
 
-    gpu: the GPU whose memory it is, None for the host's.
+    gpu: the GPU whose memory it is; 0 for memories that GPUs share.
     """
 
-    gpu: int | None
+    memory: str
     blocks: tuple[int, ...]
+    gpu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +235,8 @@ class Section:
 class Program:
     """One training iteration, which the machine repeats.
 
-    Instructions of a stream act on the device memory of its GPU; all GPUs share one host. A kernel on a host stream
-    runs on the host's cores and uses the blocks in host memory.
+    Instructions of a stream act on the device memory of its GPU; all GPUs share the other memories. A kernel on a host
+    stream runs on the host's cores and uses the blocks in host memory.
 
     segments: in order. resident: blocks in the memory of GPU 0 when an iteration starts, in the order of allocation;
     other_contents: blocks in other memories. transforms: the policy's changes to its graph (convolution algorithms, for
@@ -190,7 +259,7 @@ class Program:
     @property
     def initial_contents(self) -> tuple[InitialContents, ...]:
         """The initial contents of each memory when an iteration starts, GPU 0 first."""
-        return (InitialContents(0, self.resident), *self.other_contents)
+        return (InitialContents(DEVICE, self.resident), *self.other_contents)
 
     @property
     def gpus(self) -> int:

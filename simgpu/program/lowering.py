@@ -17,7 +17,7 @@ from simgpu.program.asynchronous import Asynchronous, launch
 from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.instructions import (
     COMPUTE,
-    HOST,
+    HOST_CORES,
     Acquire,
     Await,
     Initialize,
@@ -51,7 +51,7 @@ def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 300]))
     >>> program = lower(graph, Placement((Swap(graph.block("x2"), after=1, before=4, fetch_with=3),)))
-    >>> "copy d2h x2" in listing(program, graph)
+    >>> "copy x2 from device to host" in listing(program, graph)
     True
     """
     if not recorded_lifetimes:
@@ -93,7 +93,7 @@ def _check(graph: TaskGraph, placement: Placement) -> None:
 
 
 def _check_together(graph: TaskGraph, placement: Placement) -> None:
-    """One decision for each gap, and no copy d2h before the block has returned from an earlier gap."""
+    """One decision for each gap, and no copy to the host before the block has returned from an earlier gap."""
     decided: set[tuple[int, int]] = set()
     back: defaultdict[int, list[int]] = defaultdict(list)
     every: tuple[Swap | Recompute, ...] = (*placement.swaps, *placement.recomputes)
@@ -188,7 +188,7 @@ class _Lowering:
                 self.code[stream].append(Await(start))
 
     def _end(self, survivors: list[int], order: StreamOrder) -> None:
-        helpers = (*order.others, HOST) if HOST in self.code else order.others
+        helpers = (*order.others, HOST_CORES) if HOST_CORES in self.code else order.others
         for stream in helpers:
             event = self._event(order.events)
             self.code[stream].append(Signal(event))

@@ -27,10 +27,11 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.exchange import ACCUMULATION, Additions, Predicted, check_not_moved, gather
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     InitialContents,
@@ -41,7 +42,6 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.text import Place
 from simgpu.timeline.model import Timeline
@@ -104,7 +104,7 @@ def _encoded_by_host(program: Program) -> tuple[int, ...]:
     for segment in program.segments:
         for code in segment.streams.values():
             for instruction in code:
-                if isinstance(instruction, Encode | Decode) and instruction.space is Space.HOST:
+                if isinstance(instruction, Encode | Decode) and instruction.memory == HOST:
                     forms.add(instruction.into if isinstance(instruction, Encode) else instruction.source)
     return tuple(sorted(forms))
 
@@ -128,11 +128,11 @@ class _Writer:
     def program_of_all(self) -> Program:
         """All segments, with the streams of every GPU."""
         segments = [self._segment(index, segment) for index, segment in enumerate(self.program.segments)]
-        others = [InitialContents(gpu, self._mapped(self.program.resident, gpu)) for gpu in self.more.gpus[1:]]
+        others = [InitialContents(DEVICE, self._mapped(self.program.resident, gpu), gpu) for gpu in self.more.gpus[1:]]
         if self.how.exchange is Exchange.HOST:
             updates = self.parts.updates
             home = tuple(b for update in updates for b in (update.weight, *update.state))
-            others.append(InitialContents(None, home))
+            others.append(InitialContents(HOST, home))
         return replace(
             self.program,
             segments=tuple(segments),
@@ -174,22 +174,23 @@ class _Writer:
                 return [Signal(gpu * self.events + event)]
             case Await(event, lag):
                 return [Await(gpu * self.events + event, lag)]
-            case Acquire(blocks, space, offsets):
+            case Acquire(blocks, memory, offsets):
                 there = [position for position, b in enumerate(blocks) if self.parts.blocks[gpu][b] is not None]
                 places = None if offsets is None else tuple(offsets[position] for position in there)
-                return [Acquire(self._mapped(blocks, gpu), space, places)] if there else []
-            case Release(blocks, space):
+                return [Acquire(self._mapped(blocks, gpu), memory, places)] if there else []
+            case Release(blocks, memory):
                 mine = self._mapped(blocks, gpu)
-                return [Release(mine, space)] if mine else []
-            case Initialize(blocks, space):
+                return [Release(mine, memory)] if mine else []
+            case Initialize(blocks, memory):
                 mine = self._mapped(blocks, gpu)
-                return [Initialize(mine, space)] if mine else []
-            case CopyOut(b) | CopyIn(b):
-                block = self.parts.blocks[gpu][b]
-                return [] if block is None else [type(instruction)(block)]
-            case Encode(b, form, space) | Decode(b, form, space):
+                return [Initialize(mine, memory)] if mine else []
+            case Copy(b, src, dst, into):
+                copied = self._mapped((b,) if into is None else (b, into), gpu)
+                complete = len(copied) == 1 + (into is not None)
+                return [Copy(copied[0], src, dst, *copied[1:])] if complete else []
+            case Encode(b, form, memory) | Decode(b, form, memory):
                 pair = self._mapped((b, form), gpu)
-                return [type(instruction)(*pair, space)] if len(pair) == 2 else []
+                return [type(instruction)(*pair, memory)] if len(pair) == 2 else []
 
     def _mapped(self, blocks: tuple[int, ...], gpu: int) -> tuple[int, ...]:
         here = self.parts.blocks[gpu]
@@ -266,8 +267,8 @@ def _send(more: Additions, u: int, gpu: int) -> list[Instruction]:
     block = more.gradient(u, gpu)
     return [
         Await(more.event("computed", u, gpu)),
-        Acquire((block,), Space.HOST),
-        CopyOut(block),
+        Acquire((block,), HOST),
+        Copy(block, DEVICE, HOST),
         Signal(more.event("sent", u, gpu)),
     ]
 
@@ -277,7 +278,7 @@ def _accumulate(more: Additions, u: int) -> list[Instruction]:
     return [
         *(Await(more.event("sent", u, gpu)) for gpu in more.gpus),
         Launch(more.parts.updating[u]),
-        Release(gradients, Space.HOST),
+        Release(gradients, HOST),
         Signal(more.event("updated", u)),
     ]
 
@@ -286,7 +287,7 @@ def _receive(more: Additions, u: int, use: _Use, gpu: int) -> list[Instruction]:
     return [
         Await(more.event("updated", u)),
         *(Await(more.event("free", u, place.stream, gpu)) for place in use.last),
-        CopyIn(more.parts.updates[u].weight),
+        Copy(more.parts.updates[u].weight, HOST, DEVICE),
         Signal(more.event("back", u, gpu)),
     ]
 

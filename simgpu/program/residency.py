@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simgpu.program.instructions import (
+    HOST,
     Acquire,
     InitialContents,
     Initialize,
@@ -13,7 +14,6 @@ from simgpu.program.instructions import (
     Program,
     Release,
     Segment,
-    Space,
 )
 from simgpu.program.paging import Paged, Remote
 
@@ -49,13 +49,13 @@ def in_host_memory(program: Program) -> Program:
 
     program: as for `on_demand`.
     """
-    on_host = InitialContents(None, program.resident)
+    on_host = InitialContents(HOST, program.resident)
     return replace(_changed(program, _on_host), resident=(), other_contents=(on_host,), residency=Remote())
 
 
 def _on_host(instruction: Instruction) -> Instruction:
     if isinstance(instruction, Acquire | Release | Initialize):
-        return replace(instruction, space=Space.HOST)
+        return replace(instruction, memory=HOST)
     return instruction
 
 

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
     HOST,
+    HOST_CORES,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Instruction,
     Release,
     Signal,
-    Space,
 )
 from simgpu.program.placement import Swap
 from simgpu.timeline.streams import StreamId
@@ -73,7 +73,7 @@ class SwapWriter:
         copied = _copied_block(swap)
         self._wait(D2H, after)
         code = self.code[D2H]
-        code += [Acquire((copied,), Space.HOST), CopyOut(copied)]
+        code += [Acquire((copied,), HOST), Copy(copied, DEVICE, HOST)]
         if free is not None:
             self._wait(D2H, free)
         if release:
@@ -86,11 +86,11 @@ class SwapWriter:
     def _encode_on_host(self, swap: Swap) -> None:
         form = _form(swap)
         self.offloaded[swap] = self.event()
-        self._wait(HOST, self.copied_out[swap])
-        self.code[HOST] += [
-            Acquire((form,), Space.HOST),
-            Encode(swap.block, form, Space.HOST),
-            Release((swap.block,), Space.HOST),
+        self._wait(HOST_CORES, self.copied_out[swap])
+        self.code[HOST_CORES] += [
+            Acquire((form,), HOST),
+            Encode(swap.block, form, HOST),
+            Release((swap.block,), HOST),
             Signal(self.offloaded[swap]),
         ]
 
@@ -124,15 +124,15 @@ class SwapWriter:
     def _copy_in(self, swap: Swap) -> None:
         self.copied_in[swap] = self.event()
         copied = _copied_block(swap)
-        self.code[H2D] += [CopyIn(copied), Release((copied,), Space.HOST), Signal(self.copied_in[swap])]
+        self.code[H2D] += [Copy(copied, HOST, DEVICE), Release((copied,), HOST), Signal(self.copied_in[swap])]
 
     def _decode_on_host(self, swap: Swap, after: tuple[int, ...]) -> int:
-        self._wait(HOST, *after)
+        self._wait(HOST_CORES, *after)
         form, decoded = _form(swap), self.event()
-        self.code[HOST] += [
-            Acquire((swap.block,), Space.HOST),
-            Decode(swap.block, form, Space.HOST),
-            Release((form,), Space.HOST),
+        self.code[HOST_CORES] += [
+            Acquire((swap.block,), HOST),
+            Decode(swap.block, form, HOST),
+            Release((form,), HOST),
             Signal(decoded),
         ]
         return decoded

@@ -23,11 +23,11 @@ from simgpu.graph.transforms import (
 )
 from simgpu.io.input_files import parse_json
 from simgpu.program.instructions import (
+    DEVICE,
     INSTRUCTIONS,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     InitialContents,
@@ -39,18 +39,17 @@ from simgpu.program.instructions import (
     Section,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.paging import Paged, Remote
 from simgpu.timeline.streams import StreamId
 from simgpu.units import format_bytes, format_time
 
-SCHEMA = "simgpu.program/2"
+SCHEMA = "simgpu.program/3"
 
 _TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.
-_NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)} | {Initialize: "Initialize"}
+_NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
 _KINDS: dict[str, type[Any]] = {name: kind for kind, name in _NAMES.items()}
 
 #: How many lines before and after a mistake are shown.
@@ -94,8 +93,8 @@ def listing(program: Program, graph: TaskGraph) -> str:
     elif program.residency is not None:
         lines.insert(0, "in host memory, where kernels reach it")
     for holding in program.other_contents:
-        where = "the host" if holding.gpu is None else f"GPU {holding.gpu}"
-        lines.append(f"on {where}: {_blocks(holding.blocks, graph)}".rstrip())
+        where = f"on GPU {holding.gpu}" if holding.memory == DEVICE else f"in {holding.memory} memory"
+        lines.append(f"{where}: {_blocks(holding.blocks, graph)}".rstrip())
     for section in program.sections:
         again = f"{format_time(section.rerun_ns)} run again"
         lines.append(
@@ -149,29 +148,28 @@ def _line(instruction: Instruction, graph: TaskGraph) -> str:
         case Launch(k, recompute, makes):
             makes_text = f" for {_blocks(makes, graph)}" if makes else ""
             return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{makes_text}"
-        case CopyOut(b, into):
-            return f"copy d2h {graph.blocks[b].id}" + ("" if into is None else f" as {graph.blocks[into].id}")
-        case CopyIn(b):
-            return f"copy h2d {graph.blocks[b].id}"
-        case Acquire(blocks, space, offsets):
+        case Copy(b, src, dst, into):
+            form = "" if into is None else f" as {graph.blocks[into].id}"
+            return f"copy {graph.blocks[b].id} from {src} to {dst}{form}"
+        case Acquire(blocks, memory, offsets):
             places = f" at {' '.join(map(str, offsets))}" if offsets is not None else ""
-            return f"acquire{_of(space)} {_blocks(blocks, graph)}{places}"
-        case Release(blocks, space):
-            return f"release{_of(space)} {_blocks(blocks, graph)}"
-        case Initialize(blocks, space):
-            return f"initialize{_of(space)} {_blocks(blocks, graph)}"
-        case Encode(b, into, space):
-            return f"encode{_of(space)} {graph.blocks[b].id} into {graph.blocks[into].id}"
-        case Decode(b, source, space):
-            return f"decode{_of(space)} {graph.blocks[b].id} from {graph.blocks[source].id}"
+            return f"acquire{_of(memory)} {_blocks(blocks, graph)}{places}"
+        case Release(blocks, memory):
+            return f"release{_of(memory)} {_blocks(blocks, graph)}"
+        case Initialize(blocks, memory):
+            return f"initialize{_of(memory)} {_blocks(blocks, graph)}"
+        case Encode(b, into, memory):
+            return f"encode{_of(memory)} {graph.blocks[b].id} into {graph.blocks[into].id}"
+        case Decode(b, source, memory):
+            return f"decode{_of(memory)} {graph.blocks[b].id} from {graph.blocks[source].id}"
         case Signal(event):
             return f"signal {event}"
         case Await(event, lag):
             return f"await {event}" + (f", {lag} earlier" if lag else "")
 
 
-def _of(space: Space) -> str:
-    return " host" if space is Space.HOST else ""
+def _of(memory: str) -> str:
+    return "" if memory == DEVICE else f" {memory}"
 
 
 def to_json(program: Program) -> str:
@@ -192,7 +190,7 @@ def to_json(program: Program) -> str:
         "notes": program.notes,
     }
     if program.other_contents:
-        document["other_contents"] = [[holding.gpu, holding.blocks] for holding in program.other_contents]
+        document["other_contents"] = [_value(holding)[1:] for holding in program.other_contents]
     if program.residency is not None:
         document["residency"] = _value(program.residency)
     if program.sections:
@@ -204,8 +202,8 @@ def _value(value: Any) -> list[Any]:
     """A dataclass of `_KINDS` as its name and its fields."""
     if isinstance(value, Launch) and not value.makes:
         return ["Launch", value.kernel, value.recompute]
-    if isinstance(value, CopyOut) and value.into is None:
-        return ["CopyOut", value.block]
+    if isinstance(value, Copy) and value.into is None:
+        return ["Copy", value.block, value.src, value.dst]
     return [_NAMES.get(type(value), type(value).__name__), *(getattr(value, f.name) for f in fields(value))]
 
 
@@ -222,7 +220,8 @@ def from_json(text: str) -> Program:
     try:
         document = parse_json(text, "program", "write it anew")
         if document["schema"] != SCHEMA:
-            raise InputError.single("program", "schema", f"{document['schema']!r} is not {SCHEMA}", "write it anew")
+            what = f'{document["schema"]!r} is not {SCHEMA}, where a copy is ["Copy", block, source, target]'
+            raise InputError.single("program", "schema", what, "run the policy again, which writes it anew")
         return Program(
             segments=tuple(_segment(segment) for segment in document["segments"]),
             resident=tuple(document["resident"]),
@@ -231,7 +230,8 @@ def from_json(text: str) -> Program:
             pool=document["pool"],
             notes=tuple(document["notes"]),
             other_contents=tuple(
-                InitialContents(gpu, tuple(blocks)) for gpu, blocks in document.get("other_contents", ())
+                InitialContents(memory, tuple(blocks), gpu)
+                for memory, blocks, gpu in document.get("other_contents", ())
             ),
             residency=_read(document["residency"]) if "residency" in document else None,
             sections=tuple(
@@ -256,11 +256,8 @@ def _read(value: list[Any]) -> Any:
     kind = _KINDS[value[0]]
     values = [_tuples(part) for part in value[1:]]
     if kind in (Acquire, Release, Initialize):
-        values[1] = Space(values[1])
         if not all(part is None or isinstance(part, tuple) for part in (values[0], *values[2:])):
             raise ValueError(f"{value} is no {value[0]}")
-    elif kind in (Encode, Decode):
-        values[2] = Space(values[2])
     elif kind is Replicate:
         values[1] = Exchange(values[1])
     elif kind is WithEncodings:

@@ -14,39 +14,47 @@ such as a weight on several GPUs, has a value in each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import cached_property
 from operator import add
-from typing import Any
 
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.contents import Contents, OnDemand
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     InitialContents,
     Initialize,
     Instruction,
     Launch,
+    Location,
     Program,
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import Place, deadlock, excerpt, located
 
 
-def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, alignment: int = 1) -> None:
+def verify(
+    program: Program,
+    graph: TaskGraph,
+    *,
+    capacity: int | None = None,
+    alignment: int = 1,
+    node: NodeSpec | None = None,
+) -> None:
     """Check a program against the graph it was written for.
 
     Raises `ProgramError` naming stream, instruction and block or kernel, with the lines around it, or the streams of a
@@ -70,7 +78,8 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
     For kernels that access host memory, the rules hold for host memory instead of device memory. In neither case does a
     kernel's working set have to fit.
 
-    graph: the one the program was planned for; the program's own transforms are applied to it here.
+    graph: the one the program was planned for; the program's own transforms are applied to it here. node: the one it is
+    to run on, whose memories and links it may use; without one, it may use any.
 
     >>> from simgpu.program.instructions import COMPUTE, Segment
     >>> from simgpu.trace.chain import chain
@@ -81,7 +90,7 @@ def verify(program: Program, graph: TaskGraph, *, capacity: int | None = None, a
       --> launch F1
           launch B1
     """
-    checked = check_program(program, graph)
+    checked = check_program(program, graph, node)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
         check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
     ProgramWalk(program, checked).run()
@@ -115,7 +124,7 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
 
 
 class ProgramWalk:
-    """Executes the instructions of one program symbolically."""
+    """Executes the instructions of one program symbolically, as an `Effects`; `me` is the stream that it walks."""
 
     def __init__(self, program: Program, checked: CheckedProgram) -> None:
         self.program = program
@@ -123,16 +132,20 @@ class ProgramWalk:
         self.streams = program.streams
         self.count = len(self.streams)
         contents = OnDemand if isinstance(program.residency, Paged) else Contents
-        self.devices = [contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
-        self.host = Contents("host", graph, self.streams)
-        self.memories = (*self.devices, self.host)
-        #: Per stream: the memory of its GPU, and the memory that its kernels use.
-        self.own = [self.devices[stream.gpu] for stream in self.streams]
+        devices = [contents(_named(gpu), graph, self.streams) for gpu in range(program.gpus)]
+        shared = {name: Contents(name, graph, self.streams) for name in checked.memories if name != DEVICE}
+        self.memories = (*devices, *shared.values())
+        #: Per GPU: the contents by name of memory.
+        self.on = [{DEVICE: device, **shared} for device in devices]
         remote = isinstance(program.residency, Remote)
-        on_host = [remote or stream.role == "host" for stream in self.streams]
-        self.used = [self.host if there else own for there, own in zip(on_host, self.own, strict=True)]
+        #: Per stream: the memory that its kernels use.
+        self.used = [self.on[s.gpu][HOST if remote or s.role == "host" else DEVICE] for s in self.streams]
+        # The stream that is walked, its segment, how often that has repeated, and whether the stream may go on.
+        self.me = self.segment = self.number = 0
+        self.received = True
         self.clock = [[0 if other == me else -1 for other in range(self.count)] for me in range(self.count)]
-        self.signals: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        #: By event: the clock of the signalling stream at each signal.
+        self.clocks: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.signalled = checked.signalled
         # Per block: writes before this repetition, and those of them that the trace has before this segment.
         self.written = [0] * len(graph.sizes)
@@ -141,16 +154,6 @@ class ProgramWalk:
         self.writes_of = [self._writes(segment) for segment in program.segments]
         self.launched = bytearray(len(graph.kernels))
         self.ever_launched = bytearray(len(graph.kernels))
-        self._do: dict[type, Callable[[Any, int, list[int]], None]] = {
-            Launch: self._launch,
-            Acquire: self._acquire,
-            Release: self._release,
-            CopyOut: self._copy_out,
-            CopyIn: self._copy_in,
-            Encode: self._encode,
-            Decode: self._decode,
-            Initialize: self._initialize,
-        }
 
     def run(self) -> None:
         """Walk the program."""
@@ -175,7 +178,7 @@ class ProgramWalk:
                         raise ProgramError(f"block {self._name(b)} holds {state} when the iteration ends")
 
     def _memory(self, holding: InitialContents) -> Contents:
-        return self.host if holding.gpu is None else self.devices[holding.gpu]
+        return self.on[holding.gpu][holding.memory]
 
     def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
         """The number of writes to each block before a segment and in it, in the trace's order of kernels."""
@@ -235,28 +238,35 @@ class ProgramWalk:
 
     def _advance(self, me: int, code: tuple[Instruction, ...], position: int, index: int, number: int) -> int:
         """Walk a stream until it has to wait; returns where."""
-        clock = self.clock[me]
+        self.me, self.segment, self.number = me, index, number
         stop = len(code)
         while position < stop:
-            instruction = code[position]
-            do = self._do.get(type(instruction))
-            if do is not None:
-                try:
-                    do(instruction, me, clock)
-                except ProgramError as error:
-                    place = Place(index, self.streams[me], position)
-                    message = located(self.program, self.graph, place, str(error))
-                    raise ProgramError("\n".join((message, *excerpt(self.program, self.graph, place)))) from None
-            elif isinstance(instruction, Await):
-                if not self._received(instruction, clock, index, number):
-                    return position
-            elif isinstance(instruction, Signal):
-                self.signals[instruction.event].append(tuple(clock))
-                clock[me] += 1
+            try:
+                code[position].apply(self)
+            except ProgramError as error:
+                place = Place(index, self.streams[me], position)
+                message = located(self.program, self.graph, place, str(error))
+                raise ProgramError("\n".join((message, *excerpt(self.program, self.graph, place)))) from None
+            if not self.received:
+                self.received = True
+                return position
             position += 1
         return position
 
-    def _received(self, wait: Await, clock: list[int], index: int, number: int) -> bool:
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def signals(self, signal: Signal) -> None:
+        """The clock of the stream at this signal; it ticks."""
+        clock = self.clock[self.me]
+        self.clocks[signal.event].append(tuple(clock))
+        clock[self.me] += 1
+
+    def awaits(self, wait: Await) -> None:
+        """The stream's clock after the signal; not `received` if there is none yet."""
+        self.received = self._receive(wait, self.clock[self.me])
+
+    def _receive(self, wait: Await, clock: list[int]) -> bool:
+        index, number = self.segment, self.number
         signalled_in = self.signalled[wait.event]
         if signalled_in == index:
             target = number + 1 - wait.lag
@@ -266,7 +276,7 @@ class ProgramWalk:
             target = (number // own + 1) * repeat - wait.lag
         if target <= 0:
             return True
-        heard = self.signals[wait.event]
+        heard = self.clocks[wait.event]
         if len(heard) < target:
             return False
         for stream, tick in enumerate(heard[target - 1]):
@@ -274,23 +284,25 @@ class ProgramWalk:
                 clock[stream] = tick
         return True
 
-    # --- instructions ---------------------------------------------------------------------------------------
-
     def _name(self, b: int) -> str:
         return self.graph.blocks[b].id
 
-    def _space(self, space: Space, me: int) -> Contents:
-        return self.own[me] if space is Space.DEVICE else self.host
+    def _reached(self, memory: str) -> Contents:
+        """The memory of that name that the stream reaches."""
+        return self.on[self.streams[self.me].gpu][memory]
 
-    def _acquire(self, instruction: Acquire, me: int, clock: list[int]) -> None:
-        self._space(instruction.space, me).acquire(instruction.blocks, me, clock)
+    def acquires(self, acquire: Acquire) -> None:
+        """The blocks must have no memory."""
+        self._reached(acquire.memory).acquire(acquire.blocks, self.me, self.clock[self.me])
 
-    def _release(self, instruction: Release, me: int, clock: list[int]) -> None:
-        self._space(instruction.space, me).release(instruction.blocks, me, clock)
+    def releases(self, release: Release) -> None:
+        """The blocks must be unused."""
+        self._reached(release.memory).release(release.blocks, self.me, self.clock[self.me])
 
-    def _initialize(self, instruction: Initialize, me: int, clock: list[int]) -> None:
-        memory = self._space(instruction.space, me)
-        for b in instruction.blocks:
+    def initializes(self, initialize: Initialize) -> None:
+        """The blocks get their initial values."""
+        memory, me, clock = self._reached(initialize.memory), self.me, self.clock[self.me]
+        for b in initialize.blocks:
             block = self.graph.blocks[b]
             if not block.persistent and block.host_write is None:
                 raise ProgramError(f"block {block.id} is made by a kernel, the host cannot provide it")
@@ -300,42 +312,24 @@ class ProgramWalk:
             self.written[b] += 1
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
 
-    def _copy_out(self, instruction: CopyOut, me: int, clock: list[int]) -> None:
-        b, host_block, device = instruction.block, instruction.host_block, self.own[me]
-        value = device.read(b, me, clock)
-        self.host.check_allocated(host_block, me, clock)
-        self.host.check_unused(host_block, me, clock, "overwritten on the host")
-        device.touched[me][b] = clock[me]
-        self.host.set(host_block, value, me, clock)
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """The source must hold its value, and nobody may be using the target; both have the same value then."""
+        me, clock = self.me, self.clock[self.me]
+        there, here = self._reached(source.memory), self._reached(target.memory)
+        value = there.read(source.block, me, clock)
+        here.check_allocated(target.block, me, clock)
+        what = "overwritten" if target.memory == DEVICE or there is here else f"overwritten in {here.name} memory"
+        here.check_unused(target.block, me, clock, what)
+        there.touched[me][source.block] = clock[me]
+        here.set(target.block, value, me, clock)
 
-    def _copy_in(self, instruction: CopyIn, me: int, clock: list[int]) -> None:
-        b, device = instruction.block, self.own[me]
-        value = self.host.read(b, me, clock)
-        device.check_allocated(b, me, clock)
-        device.check_unused(b, me, clock, "overwritten")
-        self.host.touched[me][b] = clock[me]
-        device.set(b, value, me, clock)
-
-    def _encode(self, instruction: Encode, me: int, clock: list[int]) -> None:
-        self._change(self._space(instruction.space, me), instruction.block, instruction.into, me, clock)
-
-    def _decode(self, instruction: Decode, me: int, clock: list[int]) -> None:
-        self._change(self._space(instruction.space, me), instruction.source, instruction.block, me, clock)
-
-    def _change(self, memory: Contents, of: int, into: int, me: int, clock: list[int]) -> None:
-        """Encode or decode a block within a memory; both forms have the same value."""
-        value = memory.read(of, me, clock)
-        memory.check_allocated(into, me, clock)
-        memory.check_unused(into, me, clock, "overwritten")
-        memory.touched[me][of] = clock[me]
-        memory.set(into, value, me, clock)
-
-    def _launch(self, instruction: Launch, me: int, clock: list[int]) -> None:
-        k = instruction.kernel
+    def runs(self, launch: Launch) -> None:
+        """A kernel's inputs must hold the versions of the trace, and its outputs must have memory."""
+        me, clock, k = self.me, self.clock[self.me], launch.kernel
         graph, memory = self.graph, self.used[me]
-        self._count_launch(instruction)
-        if instruction.recompute:
-            self._relaunch(instruction, me, clock)
+        self._count_launch(launch)
+        if launch.recompute:
+            self._relaunch(launch, me, clock)
             return
         written, earlier, now = self.written, self.earlier, clock[me]
         values, ready_by, ready_at, touched = memory.value, memory.ready_by, memory.ready_at, memory.touched[me]

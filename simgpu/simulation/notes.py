@@ -8,7 +8,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
 from simgpu.hardware.spec import GpuSpec, NodeSpec
-from simgpu.program.instructions import CopyOut, Program
+from simgpu.program.instructions import DEVICE, Copy, Program
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.units import format_bytes, format_time
@@ -140,5 +140,8 @@ def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
 
 def _copies(program: Program) -> bool:
     return any(
-        isinstance(i, CopyOut) for segment in program.segments for code in segment.streams.values() for i in code
+        isinstance(i, Copy) and i.src == DEVICE
+        for segment in program.segments
+        for code in segment.streams.values()
+        for i in code
     )

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-#: Roles of streams, in the order in which simultaneous events are executed.
+from simgpu.hardware.spec import DEVICE, HOST
+
+#: Roles of streams, in the order in which simultaneous events are executed; roles of other engines follow by name.
 ROLES = ("compute", "data", "d2h", "h2d", "host")
+
+#: The engines between device and host have their usual short names.
+_SHORT = {(DEVICE, HOST): "d2h", (HOST, DEVICE): "h2d"}
+_ENGINE = re.compile(r"([a-z]{2,})2([a-z]{2,})")
 
 _NAME = re.compile(r"(?:gpu(\d+)\.)?([a-z0-9]*[a-z])(\d*)")
 
@@ -39,9 +45,43 @@ class StreamId(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, str, int]:
-        """Sort key: by GPU, then compute, copies both ways, copy-out, copy-in, host, the rest, then number."""
+        """Sort key: by GPU, then compute, copies both ways, D2H, H2D, host, other engines by name, then number."""
         place = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
         return self.gpu, place, self.role, self.number
+
+
+def engine(src: str, dst: str) -> str:
+    """The name of the copy engine from one memory to another: the role of streams that use it.
+
+    >>> engine("device", "host"), engine("host", "ssd")
+    ('d2h', 'host2ssd')
+    """
+    return _SHORT.get((src, dst)) or f"{src}2{dst}"
+
+
+def engine_ends(name: str) -> tuple[str, str] | None:
+    """The memories that a copy engine copies from and to; None for a name that no engine has.
+
+    >>> engine_ends("h2d"), engine_ends("ssd2host"), engine_ends("compute")
+    (('host', 'device'), ('ssd', 'host'), None)
+    """
+    for ends, short in _SHORT.items():
+        if name == short:
+            return ends
+    match = _ENGINE.fullmatch(name)
+    if match is None:
+        return None
+    src, dst = match.groups()
+    return None if src == dst or (src, dst) in _SHORT else (src, dst)
+
+
+def is_role(name: str) -> bool:
+    """Whether a stream can have this role.
+
+    >>> is_role("compute"), is_role("host2ssd"), is_role("device2host")
+    (True, True, False)
+    """
+    return name in ROLES or engine_ends(name) is not None
 
 
 def is_compute(stream: str) -> bool:

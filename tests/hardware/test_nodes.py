@@ -152,3 +152,59 @@ def test_unknown_gpus_and_gpus_behind_two_switches_are_refused(tmp_path: Path) -
 def test_the_host_section_is_loaded(tmp_path: Path) -> None:
     host = load_node(node_file(tmp_path, GOOD + "host: {memory: 256 GiB, cores: 20}\n")).host
     assert (host.memory, host.cores, host.pinned_memory) == (256 * 2**30, 20, None)
+
+
+SSD = """\
+memories:
+  - name: ssd
+    kind: NVMe SSD
+    capacity: 2 TB
+    alignment: 4 KiB
+links:
+  - between: [host, ssd]
+    kind: PCIe 3.0 x4
+    bandwidth: 1.8 GB/s
+    return_bandwidth: 3.2 GB/s
+    latency: 20 us
+"""
+SSD_SWITCH = "switches:\n  - {gpus: [0], d2h_bandwidth: 8 GB/s, h2d_bandwidth: 8 GB/s, links: [host-ssd]}\n"
+
+
+def test_a_node_lists_its_memories_and_links(tmp_path: Path) -> None:
+    node = load_node(node_file(tmp_path, GOOD + SSD_SWITCH + SSD))
+    assert [(memory.name, memory.capacity, memory.alignment) for memory in node.memories] == [
+        ("device", 8 * 2**30, 1),
+        ("host", None, 1),
+        ("ssd", 2 * 10**12, 4096),
+    ]
+    own, wire = node.links
+    assert (own.ends, own.bandwidths, own.copy_engines) == (("device", "host"), (11_700_000_000, 10_600_000_000), 2)
+    assert (wire.name, wire.bandwidths, wire.latency_ns) == ("host-ssd", (1_800_000_000, 3_200_000_000), 20_000)
+    assert node.link_between("ssd", "host") is wire
+    assert node.link_between("device", "ssd") is None
+    assert node.switches[0].links == ("host-ssd",)
+
+
+def test_a_link_has_the_same_bandwidth_both_ways_by_default(tmp_path: Path) -> None:
+    node = load_node(node_file(tmp_path, GOOD + SSD.replace("    return_bandwidth: 3.2 GB/s\n", "")))
+    assert node.links[1].bandwidths == (1_800_000_000, 1_800_000_000)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("name: ssd", "name: nvme0", "memories[0].name: 'nvme0' is not the name of a memory; write two or more"),
+        ("name: ssd", "name: host", "memories[0].name: there is already a memory host; choose another name"),
+        ("[host, ssd]", "[host, sdd]", "links[0].between[1]: there is no memory 'sdd'; did you mean 'ssd'?"),
+        ("[host, ssd]", "[host, sdd]", "memories[0].name: no link reaches memory ssd; add one under links"),
+        ("[host, ssd]", "[ssd, ssd]", "links[0].between: the link is between ssd and itself; name two memories"),
+        ("[host, ssd]", "[host, device]", "links[0].between: this is the link of each GPU to the host; describe it"),
+        ("[host, ssd]", "[device, ssd]", "switches[0].links: there is no link 'host-ssd' under links"),
+        ("capacity: 2 TB", "allocator: best", "memories[0].allocator: "),
+    ],
+)
+def test_mistakes_between_memories_links_and_switches_are_reported(
+    tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    problems = problems_of(node_file(tmp_path, GOOD + SSD_SWITCH + SSD.replace(old, new)))
+    assert any(expected in problem for problem in problems), problems

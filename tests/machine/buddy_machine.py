@@ -11,7 +11,7 @@ from typing import Any
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, LinkSpec, NodeSpec, SwitchSpec
-from simgpu.program.instructions import CopyIn, CopyOut, Decode, Encode, Launch, Program
+from simgpu.program.instructions import Copy, Decode, Encode, Launch, Program
 from tests.semantics.reference import Flow, Line, ReferenceMachine
 from tests.semantics.reference_links import fair_rates
 
@@ -65,7 +65,7 @@ class BuddyMachine(ReferenceMachine):
             self._complete()
 
     def _start(self) -> bool:
-        line = self._first((Launch, Encode, Decode, CopyOut, CopyIn))
+        line = self._first((Launch, Encode, Decode, Copy))
         work = line.here[0] if line is not None and line.here is not None else None
         memory = self.graph.compressed
         if line is None or not isinstance(work, Launch) or memory is None:
@@ -105,7 +105,7 @@ class BuddyMachine(ReferenceMachine):
 
     def _copy(self, line: Line) -> None:
         copy = line.here[0]  # type: ignore[index]
-        out, gpu = isinstance(copy, CopyOut), line.stream.gpu
+        out, gpu = copy.src == "device", line.stream.gpu
         cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
         links = path(self.node, gpu, out, alone=self.gpus == 1)
         size = Fraction(self.graph.copy_sizes[copy.block])  # type: ignore[union-attr]

@@ -25,8 +25,8 @@ KIND = {
     SpanKind.RECOMPUTE: "Launch",
     SpanKind.ENCODE: "Encode",
     SpanKind.DECODE: "Decode",
-    SpanKind.COPY_D2H: "CopyOut",
-    SpanKind.COPY_H2D: "CopyIn",
+    SpanKind.COPY_D2H: "Copy",
+    SpanKind.COPY_H2D: "Copy",
 }
 slow = settings(
     deadline=None,

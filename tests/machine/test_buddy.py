@@ -17,7 +17,7 @@ from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
 from simgpu.machine import run as machine
 from simgpu.machine.buddy import SharedBuddyLink, shared_link
 from simgpu.machine.run import run_program
-from simgpu.program.instructions import Acquire, CopyOut, InitialContents, Launch, Program, Release, Segment, Space
+from simgpu.program.instructions import DEVICE, HOST, Acquire, Copy, InitialContents, Launch, Program, Release, Segment
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.tasks import task_graph
@@ -31,7 +31,7 @@ from tests.semantics.random_traces import traces
 HALF = LinkSpec("bus", GB, GB, 0, Duplex.HALF)
 FAST_HALF = LinkSpec("bus", 3 * GB, 3 * GB, 0, Duplex.HALF)
 FULL = LinkSpec("wire", GB, GB)
-HOST = Space.HOST
+HOST = HOST
 
 many = settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 
@@ -144,7 +144,7 @@ def copying(tasks: TaskGraph, on: NodeSpec, size: int, **more: object) -> dict[s
     x = tasks.block("x")
     streams = {
         StreamId(0, "compute"): tuple(Launch(k) for k in range(len(tasks.kernels))),
-        StreamId(0, "d2h"): (Acquire((x,), HOST), CopyOut(x), Release((x,), HOST)),
+        StreamId(0, "d2h"): (Acquire((x,), HOST), Copy(x, DEVICE, HOST), Release((x,), HOST)),
     }
     tasks = replace(tasks, copy_sizes=tuple(size if b == x else 0 for b in range(len(tasks.blocks))))
     return times(run(Program((Segment(streams),), tuple(range(len(tasks.blocks)))), tasks, on))
@@ -251,7 +251,9 @@ def test_gpus_share_their_switch_unless_buddy_memory_has_separate_links(gpus: in
     tasks = graph([kernel(f"k{name}", 20, name) for name in names], [held(name, 8) for name in names])
     tasks = linked(tasks, on, {each.id: (100, 0) for each in tasks.kernels})
     segment = Segment({StreamId(gpu, "compute"): (Launch(gpu),) for gpu in range(gpus)})
-    program = Program((segment,), (0,), other_contents=tuple(InitialContents(gpu, (gpu,)) for gpu in range(1, gpus)))
+    program = Program(
+        (segment,), (0,), other_contents=tuple(InitialContents(DEVICE, (gpu,), gpu) for gpu in range(1, gpus))
+    )
     ends = {end for _, end in times(run_program(program, tasks, on, budget=1000, iterations=1)).values()}
     assert ends == {20 + 100 * (gpus if own is None else 1)}
 

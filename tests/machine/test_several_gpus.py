@@ -13,15 +13,16 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec, SwitchSpec
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
-    CopyOut,
+    Copy,
     InitialContents,
     Instruction,
     Launch,
     Program,
     Release,
     Segment,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
@@ -32,7 +33,7 @@ from tests.machine.test_against_reference import compare
 from tests.semantics.hand_made import GB, graph, held, kernel, node
 from tests.semantics.networks import exchanges, moved, networks, on_all, several, sharing, switched_nodes
 
-HOST = Space.HOST
+HOST = HOST
 
 
 def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
@@ -42,8 +43,8 @@ def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
     streams: dict[StreamId, tuple[Instruction, ...]] = {}
     for gpu in range(gpus):
         streams[StreamId(gpu, "compute")] = (Launch(gpu),)
-        streams[StreamId(gpu, "d2h")] = (Acquire((gpu,), HOST), CopyOut(gpu), Release((gpu,), HOST))
-    others = tuple(InitialContents(gpu, (gpu,)) for gpu in range(1, gpus))
+        streams[StreamId(gpu, "d2h")] = (Acquire((gpu,), HOST), Copy(gpu, DEVICE, HOST), Release((gpu,), HOST))
+    others = tuple(InitialContents(DEVICE, (gpu,), gpu) for gpu in range(1, gpus))
     return Program((Segment(streams),), resident=(0,), other_contents=others), tasks
 
 
@@ -85,7 +86,7 @@ def test_every_gpu_has_its_own_memory():
     timeline = run_program(program, tasks, several(2), budget=100, iterations=1).timeline
     assert [curve.live.tolist()[0] for curve in timeline.device_memories] == [100, 100]
     with pytest.raises(OutOfMemoryError, match="GPU 1's device memory") as caught:
-        short = replace(program, resident=(), other_contents=(InitialContents(1, (1, 0)),))
+        short = replace(program, resident=(), other_contents=(InitialContents(DEVICE, (1, 0), 1),))
         run_program(short, tasks, several(2), budget=100, iterations=1)
     assert caught.value.holders == (("x0", 100), ("x1", 100))
 
@@ -99,7 +100,7 @@ def test_a_program_for_more_gpus_than_there_are_is_refused():
 def test_a_kernel_on_a_host_stream_uses_host_memory():
     tasks = graph([kernel("device", 1, "w"), kernel("host", 9, "v", "v")], [held("w", 4), held("v", 8)])
     streams = {StreamId(0, "compute"): (Launch(0),), StreamId(0, "host", 1): (Launch(1),)}
-    program = Program((Segment(streams),), resident=(0,), other_contents=(InitialContents(None, (1,)),))
+    program = Program((Segment(streams),), resident=(0,), other_contents=(InitialContents(HOST, (1,)),))
     verify(program, tasks, capacity=4)
     timeline = run_program(program, tasks, node(4), budget=4, iterations=1).timeline
     assert timeline.host_memory.live.tolist() == [8]

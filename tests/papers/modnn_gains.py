@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from simgpu.program.instructions import Acquire, Await, CopyIn, Release
+from simgpu.program.instructions import Acquire, Await, Release
 from tests.papers.modnn_plans import Round, padded
 
 #: Duration, workspace and name of an algorithm.
@@ -19,7 +19,7 @@ def stand_before_choice(part: Round, k: int) -> None:
     else:
         while isinstance(released := part.next(), Release) and all(_is_over(part, b, k) for b in released.blocks):
             part.step(0)
-    fetched = [end for copy, _, end in part.copies if isinstance(copy, CopyIn) and copy.block in part.inputs[k]]
+    fetched = [end for copy, _, end in part.copies if copy.dst == "device" and copy.block in part.inputs[k]]
     while part.clock[0] < max(fetched, default=0):
         part.next()
         part.step(0)

@@ -13,10 +13,11 @@ from simgpu.policies.modnn.policy import Plan
 from simgpu.program.instructions import (
     COMPUTE,
     DATA,
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Initialize,
     Instruction,
     Launch,
@@ -24,7 +25,6 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.trace.model import BlockKind
 
@@ -64,7 +64,7 @@ class Round:
     position: list[int] = field(default_factory=lambda: [0, 0])
     fired: dict[int, int] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
-    copies: list[tuple[CopyIn | CopyOut, int, int]] = field(default_factory=list)
+    copies: list[tuple[Copy, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.codes = [self.segment.streams.get(stream, ()) for stream in STREAMS]
@@ -146,18 +146,18 @@ class Round:
             self.fired[done.event] = now
         elif isinstance(done, Launch):
             self._launch(done.kernel)
-        elif isinstance(done, CopyIn | CopyOut):
-            out = isinstance(done, CopyOut)
+        elif isinstance(done, Copy):
+            out = done.src == DEVICE
             self.clock[stream] += self.transfer(done.block, out=out)
             self.copies.append((done, now, self.clock[stream]))
             self.host.add(done.block)
-        elif isinstance(done, Initialize) and done.space is Space.HOST:
+        elif isinstance(done, Initialize) and done.memory == HOST:
             self.host.update(done.blocks)
         elif isinstance(done, Initialize):
             self.written.update(dict.fromkeys(done.blocks, now))
-        elif isinstance(done, Acquire) and done.space is Space.DEVICE:
+        elif isinstance(done, Acquire) and done.memory == DEVICE:
             self._take(done)
-        elif isinstance(done, Release) and done.space is Space.DEVICE:
+        elif isinstance(done, Release) and done.memory == DEVICE:
             for b in done.blocks:
                 start, size = self.at.pop(b)
                 self.unused.discard(b)
@@ -214,7 +214,7 @@ class Round:
             yield fetched
             while self.position[1] <= reach:
                 self.step(1)
-            if self.step(1) != CopyIn(fetched):
+            if self.step(1) != Copy(fetched, HOST, DEVICE):
                 raise BrokenPlanError(f"{self.named(fetched)} has its place and is not fetched at once")
 
     def _reach(self) -> int | None:
@@ -226,7 +226,7 @@ class Round:
                 return None
             if isinstance(coming, Signal):
                 fired.add(coming.event)
-            if isinstance(coming, Acquire) and coming.space is Space.DEVICE:
+            if isinstance(coming, Acquire) and coming.memory == DEVICE:
                 return position
         return None
 

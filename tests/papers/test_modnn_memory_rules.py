@@ -21,7 +21,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks.modnn import BATCHES, GB, NODE, network
 from simgpu.papers.tasks import loaded
 from simgpu.policies.common.sub_batches import ALPHA, rounded_down, select_sub_batch, window_bytes
-from simgpu.program.instructions import CopyIn
+from simgpu.program.instructions import Copy
 from simgpu.program.verify import verify
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Phase
@@ -104,7 +104,7 @@ def test_sub_batches_load_each_sample_once(name: str) -> None:
 
 def _images(part: Round) -> int:
     """Bytes of images that a round loads, those that come in again counted once."""
-    loads = {each.block for each in part.codes[1] if isinstance(each, CopyIn)}
+    loads = {each.block for each in part.codes[1] if isinstance(each, Copy) and each.dst == "device"}
     return sum(part.graph.copy_sizes[b] for b in loads if part.graph.blocks[b].kind is BlockKind.INPUT)
 
 

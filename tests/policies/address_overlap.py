@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simgpu.program.instructions import Acquire, Await, Release, Signal, Space
+from simgpu.program.instructions import DEVICE, Acquire, Await, Release, Signal
 from tests.papers.modnn_plans import Round
 
 
@@ -27,7 +27,7 @@ def never_overlap(part: Round) -> bool:
                     heard[stream][1 - stream] = max(heard[stream][1 - stream], message[coming.event])
                 elif isinstance(coming, Signal):
                     message[coming.event] = position[stream]
-                elif isinstance(coming, Acquire) and coming.space is Space.DEVICE:
+                elif isinstance(coming, Acquire) and coming.memory == DEVICE:
                     for b, start in zip(coming.blocks, coming.offsets or (), strict=True):
                         stop = start + part.size(b)
                         for number, (low, high, _) in enumerate(taken):
@@ -36,7 +36,7 @@ def never_overlap(part: Round) -> bool:
                                 if by != stream and when > heard[stream][by]:
                                     return False
                         taken.append((start, stop, b))
-                elif isinstance(coming, Release) and coming.space is Space.DEVICE:
+                elif isinstance(coming, Release) and coming.memory == DEVICE:
                     for b in coming.blocks:
                         freed[max(n for n, each in enumerate(taken) if each[2] == b)] = (stream, position[stream])
                 position[stream] += 1

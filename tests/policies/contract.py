@@ -32,7 +32,7 @@ from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
-from simgpu.program.instructions import Initialize, Launch, Program, Space
+from simgpu.program.instructions import HOST, Initialize, Launch, Program
 from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate, task_graph
@@ -302,7 +302,7 @@ class PolicyContract:
             if span.kind in moved and start <= span.start_ns < end:
                 moved[span.kind][span.name] += 1
         instructions = [i for part in result.program.segments for code in part.streams.values() for i in code]
-        initialized = [i.blocks for i in instructions if isinstance(i, Initialize) and i.space is Space.HOST]
+        initialized = [i.blocks for i in instructions if isinstance(i, Initialize) and i.memory == HOST]
         given = {graph.blocks[b].id for blocks in initialized for b in blocks}
         out, back = moved[SpanKind.COPY_D2H], moved[SpanKind.COPY_H2D]
         assert set(back) - given <= set(out)

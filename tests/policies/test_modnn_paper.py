@@ -17,17 +17,7 @@ from simgpu.graph.tdfg import Tdfg
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.policies.modnn.policy import Modnn, Plan
-from simgpu.program.instructions import (
-    COMPUTE,
-    DATA,
-    Acquire,
-    Await,
-    CopyOut,
-    Instruction,
-    Launch,
-    Program,
-    Release,
-)
+from simgpu.program.instructions import COMPUTE, DATA, Acquire, Await, Instruction, Launch, Program, Release
 from simgpu.program.verify import verify
 from simgpu.simulation.run import simulate, task_graph
 from simgpu.timeline.streams import StreamId
@@ -109,7 +99,7 @@ def test_a_plan_has_the_time_of_its_program_and_no_overlapping_blocks(case: Case
     for part, schedule in zip(map(walked, parts), plan.schedules, strict=True):
         assert part.clock[1] <= part.clock[0]
         assert [part.starts[k] for k in part.kernels] == schedule.starts
-        assert [(c.block, isinstance(c, CopyOut), a, b) for c, a, b in part.copies] == [*map(tuple, schedule.transfers)]
+        assert [(c.block, c.src == "device", a, b) for c, a, b in part.copies] == [*map(tuple, schedule.transfers)]
         total += part.segment.repeat * part.clock[0]
         assert set(part.at) == part.stays
     assert total == plan.finish_ns
@@ -125,7 +115,7 @@ def test_each_value_is_copied_out_once_and_host_inputs_never(case: Case) -> None
     for part in map(walked, parts):
         graph, copied = part.graph, []
         for copy, start, _ in part.copies:
-            if isinstance(copy, CopyOut):
+            if copy.src == "device":
                 b = copy.block
                 writers = [k for k in part.uses[b] if b in graph.writes[k]]
                 written = sum(part.starts[k] + graph.durations[k] <= start for k in writers)
@@ -292,7 +282,7 @@ def times(built: Trace, budget: int) -> tuple[dict[str, int], dict[str, tuple[in
     names = part.graph.kernels
     copies: dict[str, tuple[int, int]] = {}
     for copy, start, end in part.copies:
-        name = "out:" if isinstance(copy, CopyOut) else "in:"
+        name = "out:" if (copy.src == "device") else "in:"
         copies.setdefault(name + part.graph.blocks[copy.block].id, (start, end))
     return {names[k].id: start for k, start in part.starts.items()}, copies
 

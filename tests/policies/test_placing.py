@@ -12,7 +12,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings, with_encodings
 from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Option, fetch_kernel
 from simgpu.policies.common.placing import actions_text, placement_of, program_of
-from simgpu.program.instructions import COMPUTE, D2H, Acquire, CopyOut, Encode, Launch
+from simgpu.program.instructions import COMPUTE, D2H, Acquire, Copy, Encode, Launch
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.verify import verify
 from simgpu.trace.chain import chain
@@ -82,7 +82,10 @@ def test_a_program_contains_the_encoded_forms_of_its_vector():
     assert program.transforms == (WithEncodings((Encoding(X2, "zvc"),)),)
     code = program.segments[0].streams
     assert [each.block for each in code[COMPUTE] if isinstance(each, Encode)] == [X2]
-    assert [each.block for each in code[D2H] if isinstance(each, CopyOut)] == [len(FIVE.blocks), X3]
+    assert [each.block for each in code[D2H] if isinstance(each, Copy)] == [
+        len(FIVE.blocks),
+        X3,
+    ]
     verify(program, COSTED)
     assert program_of(COSTED, ENCODED, [0, 1, 2]).transforms == ()
 
@@ -118,4 +121,4 @@ def test_all_device_memory_is_taken_by_the_compute_stream(case: Case):
     for stream, code in case.program.segments[0].streams.items():
         for each in code:
             if isinstance(each, Acquire) and stream != COMPUTE:
-                assert each.space == "host"
+                assert each.memory == "host"

@@ -136,11 +136,11 @@ def test_the_listing_shows_copies_and_kernels_in_order():
         "  d2h",
         "    await 0",
         "    acquire host x1:saved",
-        "    copy d2h x1 as x1:saved",
+        "    copy x1 from device to host as x1:saved",
         "    signal 1",
         "  h2d",
         "    await 2",
-        "    copy h2d x1:saved",
+        "    copy x1:saved from host to device",
         "    release host x1:saved",
         "    signal 3",
     ]

@@ -16,12 +16,13 @@ from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     HOST,
+    HOST_CORES,
     INSTRUCTIONS,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     InitialContents,
@@ -32,7 +33,6 @@ from simgpu.program.instructions import (
     Section,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.paging import Paged
 from simgpu.program.placement import Placement
@@ -120,15 +120,17 @@ def test_an_object_that_is_no_instruction_is_refused(check: Callable[[Program], 
         (Launch(0, makes=(A,)), "makes names blocks, and only a recompute has any"),
         (Acquire([B]), "blocks is a list, not a tuple"),
         (Acquire((np.int32(B),)), "block 2 is a numpy.int32, not an int: write int(...)"),
-        (Acquire((B,), "host"), "space 'host' is a str, not a Space: write Space.DEVICE or Space.HOST"),
+        (Acquire((B,), 3), "memory 3 is an int, not the name of a memory, such as device or host"),
+        (Release((A,), "Host"), "memory 'Host' is not the name of a memory: names have two or more small letters"),
+        (Copy(A, HOST, HOST), "it copies from host memory to itself"),
         (Acquire((B,), offsets=(0, 1)), "offsets (0, 1) are not one for each of its 1 blocks"),
         (Acquire((B,), offsets=(-1,)), "offset -1 is negative"),
         (Release(("a",)), "block 'a' is a str, not an int: graph.block('a') gives the number of a block"),
         (Release((-1,)), "block -1 is out of range"),
         (Initialize((7,)), "block 7 is out of range"),
-        (CopyOut(9), "block 9 is out of range"),
-        (CopyOut(A, B), "block b is not an encoded form of block a"),
-        (CopyIn(None), "block None is a NoneType, not an int"),
+        (Copy(9, DEVICE, HOST), "block 9 is out of range"),
+        (Copy(A, DEVICE, HOST, B), "block b is not an encoded form of block a"),
+        (Copy(None, HOST, DEVICE), "block None is a NoneType, not an int"),
         (Encode(A, B), "block b is not an encoded form of block a"),
         (Decode(A, 8), "form 8 is out of range"),
         (Signal(0.5), "event 0.5 is a float, not an int"),
@@ -155,7 +157,7 @@ def test_an_instruction_field_of_wrong_type_or_range_is_refused(
         ({"segments": (Segment({COMPUTE: list(ALONE)}),)}, "segment 0, compute: its instructions are a list"),
         ({"segments": (Segment({"compute": tuple(ALONE)}),)}, "stream 'compute' is a str, not a StreamId"),
         ({"segments": (Segment({StreamId(-1, "d2h"): ()}),)}, "gpu -1 is negative"),
-        ({"other_contents": (InitialContents(3, (W,)),)}, "resident on GPU 3, which the program does not use"),
+        ({"other_contents": (InitialContents(DEVICE, (W,), 3),)}, "resident on GPU 3, which the program does not use"),
         ({"other_contents": ((None, (W,)),)}, "not an InitialContents"),
         ({"transforms": (7,)}, "its transforms (7,) cannot be applied"),
         ({"unlimited_memory": "no"}, "unlimited_memory 'no' is a str, not a bool"),
@@ -192,8 +194,8 @@ def test_a_program_field_of_wrong_type_or_range_is_refused(
 @both
 def test_a_program_with_kernels_only_on_the_host_is_refused(check: Callable[[Program], None]):
     """The step time is that of the GPU's kernels and would be zero."""
-    moved = [replace(each, space=Space.HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
-    on_host = replace(program({HOST: moved}), other_contents=(InitialContents(None, (W,)),))
+    moved = [replace(each, memory=HOST) if isinstance(each, Acquire | Release) else each for each in ALONE]
+    on_host = replace(program({HOST_CORES: moved}), other_contents=(InitialContents(HOST, (W,)),))
     assert refusal(check, on_host).startswith("no kernel runs on a compute stream")
 
 
@@ -235,7 +237,7 @@ def test_every_known_instruction_passes(check: Callable[[Program], None]):
     """All but codecs, since these tasks have no encoded forms; so the tests above do not refuse every program."""
     code = [
         *(Initialize((W,)), Acquire((A,), offsets=None), Launch(0), Launch(0, recompute=True), Signal(0), Await(0)),
-        *(Acquire((A,), Space.HOST), CopyOut(A), CopyIn(A), Release((A,), Space.HOST), *ALONE[2:]),
+        *(Acquire((A,), HOST), Copy(A, DEVICE, HOST), Copy(A, HOST, DEVICE), Release((A,), HOST), *ALONE[2:]),
     ]
     assert {type(each) for each in code} == set(INSTRUCTIONS) - {Encode, Decode}
     check(program({COMPUTE: code}, [W]))

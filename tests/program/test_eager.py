@@ -15,8 +15,10 @@ from simgpu.program.eager import Eager
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
+    HOST,
     Await,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
@@ -85,9 +87,11 @@ def test_a_copy_has_the_size_of_its_form_on_the_host():
 
 def test_an_eager_program_lists_its_host_copies_and_survives_json():
     program = offloaded()
-    assert "    copy d2h x2 as x2:saved" in listing(program, GRAPH).splitlines()
+    assert "    copy x2 from device to host as x2:saved" in listing(program, GRAPH).splitlines()
     assert from_json(to_json(program)) == program
-    assert '["CopyOut",1]' in to_json(changed(D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}))
+    assert '["Copy",1,"device","host"]' in to_json(
+        changed(D2H, {Copy(X2, DEVICE, HOST, FORM): (Copy(X2, DEVICE, HOST),)})
+    )
 
 
 def test_a_form_of_a_wrong_version_is_refused():
@@ -131,11 +135,15 @@ def changed(stream: StreamId, change: dict[Instruction, tuple[Instruction, ...]]
         # Memory is released while the copy may still read it.
         (COMPUTE, {Await(1): ()}, "block x2 holds no device memory"),
         # The block is copied without a form, for which there is no host memory.
-        (D2H, {CopyOut(X2, FORM): (CopyOut(X2),)}, "block x2 holds no host memory"),
+        (D2H, {Copy(X2, DEVICE, HOST, FORM): (Copy(X2, DEVICE, HOST),)}, "block x2 holds no host memory"),
         # No stream waits for the copy in.
         (COMPUTE, {Await(3): ()}, "block x2:saved"),
         # A form of another block.
-        (D2H, {CopyOut(X2, FORM): (CopyOut(X2 - 1, FORM),)}, "block x2:saved is not an encoded form of block x1"),
+        (
+            D2H,
+            {Copy(X2, DEVICE, HOST, FORM): (Copy(X2 - 1, DEVICE, HOST, FORM),)},
+            "block x2:saved is not an encoded form of block x1",
+        ),
         (COMPUTE, {Launch(B2): (Release((FORM,)), Launch(B2))}, "block x2:saved holds no"),
     ],
 )

@@ -17,10 +17,11 @@ from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec, SwitchSpec
 from simgpu.machine.run import run_program
 from simgpu.program.data_parallel import DataParallel, priced
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     InitialContents,
     Instruction,
     Launch,
@@ -28,7 +29,6 @@ from simgpu.program.instructions import (
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
@@ -43,7 +43,7 @@ BUS = 12 * GB // 10
 #: Two bytes a nanosecond.
 TWICE = 2 * GB
 
-HOST, GATHER = Exchange.HOST, Exchange.GATHER
+SUMMED, GATHER = Exchange.HOST, Exchange.GATHER
 
 
 def on_a_bus(gpus: int) -> NodeSpec:
@@ -85,12 +85,12 @@ def copy_ends(sent: list[tuple[str, int, int]], where: NodeSpec) -> list[int]:
     for gpu, (direction, *_) in enumerate(sent):
         streams[StreamId(gpu, "compute")] = (Launch(gpu), Signal(gpu))
         if direction == "out":
-            copy: tuple[Instruction, ...] = (Acquire((gpu,), Space.HOST), CopyOut(gpu), Release((gpu,), Space.HOST))
+            copy: tuple[Instruction, ...] = (Acquire((gpu,), HOST), Copy(gpu, DEVICE, HOST), Release((gpu,), HOST))
         else:
-            copy = (CopyIn(gpu),)
+            copy = (Copy(gpu, HOST, DEVICE),)
         streams[StreamId(gpu, "d2h" if direction == "out" else "h2d")] = (Await(gpu), *copy)
-    on_host = InitialContents(None, tuple(gpu for gpu in gpus if sent[gpu][0] == "in"))
-    others = (*(InitialContents(gpu, (gpu,)) for gpu in gpus[1:]), on_host)
+    on_host = InitialContents(HOST, tuple(gpu for gpu in gpus if sent[gpu][0] == "in"))
+    others = (*(InitialContents(DEVICE, (gpu,), gpu) for gpu in gpus[1:]), on_host)
     program = Program((Segment(streams),), resident=(0,), other_contents=others)
     verify(program, tasks)
     timeline = run_program(program, tasks, where, budget=None, iterations=1).timeline
@@ -161,7 +161,7 @@ def test_the_exchange_of_three_layers_matches_the_hand_calculation(
     gpus: int, out: list[tuple[int, int]], updates: list[tuple[int, int]], back: list[int]
 ):
     """Each stream handles layers 3, 2 and 1 in turn; the fetch of the last weight ends the iteration."""
-    how = Replicate(gpus, HOST, 2 * BUS)
+    how = Replicate(gpus, SUMMED, 2 * BUS)
     timeline = run(sharing(three_layers()), how, on_a_bus(gpus))
     result = since_start(timeline)
     lone = [40, 100, 60]
@@ -177,7 +177,7 @@ def test_the_exchange_of_three_layers_matches_the_hand_calculation(
 @pytest.mark.parametrize("gpus", [2, 3, 4])
 def test_each_layer_has_two_copies_per_gpu(gpus: int):
     """Section 6.2 counts 2M of them for a layer on M GPUs."""
-    result = since_start(run(sharing(three_layers()), Replicate(gpus, HOST, TWICE), on_a_bus(gpus)))
+    result = since_start(run(sharing(three_layers()), Replicate(gpus, SUMMED, TWICE), on_a_bus(gpus)))
     copies = Counter(name.split(".")[0] for _, kind, name in result if kind is not SpanKind.COMPUTE)
     assert copies == {"w1": 2 * gpus, "w2": 2 * gpus, "w3": 2 * gpus}
 
@@ -187,7 +187,7 @@ def test_more_host_cores_shorten_the_host_update(cores: int, host: int):
     """Two gradients and the weight are read and the weight written, at 1 byte per nanosecond and core, at most 2.5."""
     where = several(2, switch=None)
     where = replace(where, host=HostSpec(cores=20, accumulate_bandwidth=GB, accumulate_limit=25 * GB // 10))
-    timeline = run(sharing(network([1000])), priced(DataParallel(2, HOST, cores), where), where)
+    timeline = run(sharing(network([1000])), priced(DataParallel(2, SUMMED, cores), where), where)
     assert iteration_ns(timeline) == 20 + 1000 + host + 1000
 
 
@@ -214,7 +214,7 @@ def used_twice(last: int) -> Trace:
 @pytest.mark.parametrize(("last", "back"), [(1000, 1050), (300, 350), (299, 350), (0, 350)])
 def test_a_weight_shared_by_two_layers_is_exchanged_once(last: int, back: int):
     """Its gradient is complete at 50, on the host at 150, and used at 350; the old weight is used until 50 + last."""
-    result = since_start(run(sharing(used_twice(last)), Replicate(2, HOST, TWICE), several(2, switch=None)))
+    result = since_start(run(sharing(used_twice(last)), Replicate(2, SUMMED, TWICE), several(2, switch=None)))
     copies = {name: times for (gpu, kind, name), times in result.items() if kind is not SpanKind.COMPUTE and not gpu}
     assert copies == {"w.grad": (50, 150), "w": (back, back + 100)}
 
@@ -224,7 +224,7 @@ def test_gpus_wait_for_each_other_only_at_the_end_of_an_iteration():
     tasks = sharing(network([10, 10], gradient=100, error=100))
     where = replace(several(2), switches=(SwitchSpec((1,), GB // 100, GB // 100),))
     swap = Swap(tasks.block("x1"), tasks.kernel("F2"), tasks.kernel("W2"), tasks.kernel("W2"))
-    result = since_start(run(tasks, Replicate(2, HOST, TWICE), where, Placement((swap,))))
+    result = since_start(run(tasks, Replicate(2, SUMMED, TWICE), where, Placement((swap,))))
     # x1 is offloaded after F2 in 20 ns and fetched in 20 ns; on GPU 1 both take 2000 ns.
     assert [result[0, SpanKind.COMPUTE, name] for name in ("W2", "E2", "W1")] == [(60, 160), (160, 260), (260, 360)]
     assert result[1, SpanKind.COMPUTE, "W2.gpu1"] == (4020, 4120)

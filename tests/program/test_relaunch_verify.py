@@ -15,11 +15,12 @@ from simgpu.errors import ProgramError
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
@@ -234,12 +235,12 @@ def test_an_input_without_a_wait_is_refused():
 
 
 def test_a_relaunch_with_an_unfetched_input_is_refused():
-    refused({H2D: without(code_of(H2D), CopyIn(A))}, "block a")
+    refused({H2D: without(code_of(H2D), Copy(A, HOST, DEVICE))}, "block a")
 
 
 def test_an_offload_before_its_block_is_written_is_refused():
     waits = [each for each in code_of(D2H) if isinstance(each, Await)]
-    refused({D2H: without(code_of(D2H), *waits)}, "copy d2h a", "block a")
+    refused({D2H: without(code_of(D2H), *waits)}, "copy a from device to host", "block a")
 
 
 def test_memory_for_a_fetch_acquired_before_the_offload_ends_is_refused():
@@ -249,7 +250,7 @@ def test_memory_for_a_fetch_acquired_before_the_offload_ends_is_refused():
 
 def test_a_block_offloaded_twice_is_refused():
     code = code_of(D2H)
-    at = around(code, CopyOut(A))
+    at = around(code, Copy(A, DEVICE, HOST))
     code[at + 1 : at + 1] = [Release((A,))]
     refused({D2H: code}, "block a")
 

@@ -19,11 +19,12 @@ from simgpu.program.exchange import ACCUMULATION
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
@@ -42,7 +43,7 @@ from tests.semantics.hand_made import GB, node
 from tests.semantics.networks import exchanges, moved, network, networks, on_all, several, sharing, switched_nodes
 from tests.semantics.reference import ReferenceMachine
 
-HOST, GATHER = Exchange.HOST, Exchange.GATHER
+SUMMED, GATHER = Exchange.HOST, Exchange.GATHER
 #: Two bytes a nanosecond.
 TWICE = 2 * GB
 #: Bytes that take 100 ns over a link of `divisible`.
@@ -138,12 +139,12 @@ def test_without_a_recorded_optimizer_plain_gradient_descent_is_used():
 def test_the_host_update_behind_a_switch_matches_the_closed_form(gpus: int):
     """All gradients are offloaded, the host reads them and the weight, writes the weight, all weights are fetched."""
     copied = 100
-    timeline = run(network([SIZE]), Replicate(gpus, HOST, TWICE), divisible(gpus))
+    timeline = run(network([SIZE]), Replicate(gpus, SUMMED, TWICE), divisible(gpus))
     assert iteration_ns(timeline) == 20 + gpus * copied + (gpus + 2) * SIZE // 2 + gpus * copied
 
 
 def test_optimizer_state_on_the_host_adds_to_the_update_time():
-    timeline = run(network([100], momentum=True), Replicate(2, HOST, TWICE))
+    timeline = run(network([100], momentum=True), Replicate(2, SUMMED, TWICE))
     assert iteration_ns(timeline) == 20 + 200 + (2 + 4) * 100 // 2 + 200
     # Input, feature map, weight and gradient; the momentum is on the host.
     assert {int(curve.live.max()) for curve in timeline.device_memories} == {20 + 20 + 100 + 100}
@@ -153,24 +154,24 @@ def test_optimizer_state_on_the_host_adds_to_the_update_time():
 def test_a_gradient_is_sent_once_written_and_the_weight_returns_during_compute():
     """The upper layer's exchange completely overlaps the lower layer's backward."""
     trace = network([10, 100], gradient=1000, error=1000)
-    result = spans(run(trace, Replicate(2, HOST, TWICE)))
+    result = spans(run(trace, Replicate(2, SUMMED, TWICE)))
     built = result["W2"][1]
     assert result["out:w2.grad"] == result["gpu1.out:w2.grad.gpu1"] == (built, built + 200)
     assert result["update:w2"] == (built + 200, built + 400)
     # The kernel that computes the input's gradient still uses the old weight.
     assert result["E2"] == (built, built + 1000)
     assert result["in:w2"] == result["gpu1.in:w2"] == (built + 1000, built + 1200)
-    timeline = run(trace, Replicate(2, HOST, TWICE))
+    timeline = run(trace, Replicate(2, SUMMED, TWICE))
     assert iteration_ns(timeline) == 2 * 10 + 3 * 1000 + 20 + 20 + 20
 
 
 def test_more_cores_shorten_the_host_update():
-    one, two = (iteration_ns(run(network([100]), Replicate(2, HOST, rate))) for rate in (GB, TWICE))
+    one, two = (iteration_ns(run(network([100]), Replicate(2, SUMMED, rate))) for rate in (GB, TWICE))
     assert one - two == (2 + 2) * 100 // 2
 
 
 def test_the_next_iteration_begins_on_all_gpus_once_all_weights_have_arrived():
-    timeline = run(network([10, 300]), Replicate(3, HOST, TWICE))
+    timeline = run(network([10, 300]), Replicate(3, SUMMED, TWICE))
     before, after = spans(timeline, -2), spans(timeline, -1)
     begun = {after[f"F1{gpu}"][0] for gpu in ("", ".gpu1", ".gpu2")}
     assert begun == {max(end for name, (_, end) in before.items() if "in:w" in name)}
@@ -201,7 +202,7 @@ def test_a_queued_copy_is_delayed_by_earlier_gradient_copies():
     swap = Swap(tasks.block("x0"), tasks.kernel("F1"), tasks.kernel("W1"), tasks.kernel("W1"))
     one = lower(tasks, Placement((swap,)))
     for rate, first in ((GB, "in:w2"), (GB // 100, "in:x0")):
-        program = on_all(one, tasks, several(2), Replicate(2, HOST, rate))
+        program = on_all(one, tasks, several(2), Replicate(2, SUMMED, rate))
         verify(program, tasks)
         result = spans(run_program(program, tasks, several(2), budget=None).timeline)
         assert min(("in:w2", "in:x0"), key=lambda name: result[name]) == first
@@ -242,23 +243,23 @@ def replicated(exchange: Exchange) -> Program:
 @pytest.mark.parametrize("exchange", Exchange)
 def test_a_gradient_that_is_never_sent_is_refused(exchange: Exchange):
     ran = transformed(TASKS, replicated(exchange).transforms)
-    drop = CopyOut(ran.block("w1.grad.gpu1"))
+    drop = Copy(ran.block("w1.grad.gpu1"), DEVICE, HOST)
     assert "holds no value in host memory" in refused(edited(exchange, StreamId(1, "d2h"), drop))
 
 
 @pytest.mark.parametrize("exchange", Exchange)
 def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
-    message = refused(edited(exchange, StreamId(1, "h2d"), CopyIn(TASKS.block("w1"))))
+    message = refused(edited(exchange, StreamId(1, "h2d"), Copy(TASKS.block("w1"), HOST, DEVICE)))
     assert "w1" in message
     assert "older value" in message or "wrong version" in message
 
 
 def test_a_weight_that_returns_while_the_old_one_is_used_is_refused():
     """A weight's fetch waits for the host and for the last kernel that uses the old weight; the latter is removed."""
-    program = replicated(HOST)
+    program = replicated(SUMMED)
     code = program.segments[0].streams[StreamId(1, "h2d")]
     at = next(at for at in range(len(code)) if isinstance(code[at], Await) and isinstance(code[at + 1], Await))
-    message = refused(edited(HOST, StreamId(1, "h2d"), code[at + 1]))
+    message = refused(edited(SUMMED, StreamId(1, "h2d"), code[at + 1]))
     assert "block w2 is overwritten while gpu1.compute may still be using it" in message
 
 
@@ -266,19 +267,21 @@ def test_kernels_that_do_not_wait_for_their_weights_are_refused():
     """Without the wait for its last weight, the GPU may read it in the next iteration before it has arrived."""
     for gpu in (0, 1):
         stream = StreamId(gpu, "compute")
-        drop = waits(replicated(HOST), stream, Signal)
-        assert "may not hold its value" in refused(edited(HOST, stream, drop))
+        drop = waits(replicated(SUMMED), stream, Signal)
+        assert "may not hold its value" in refused(edited(SUMMED, stream, drop))
 
 
 def test_a_host_update_that_does_not_wait_for_a_gradient_is_refused():
-    drop = waits(replicated(HOST), ACCUMULATION, Launch)
-    assert "may not hold its value in host memory" in refused(edited(HOST, ACCUMULATION, drop))
+    drop = waits(replicated(SUMMED), ACCUMULATION, Launch)
+    assert "may not hold its value in host memory" in refused(edited(SUMMED, ACCUMULATION, drop))
 
 
 def test_a_fetch_on_gpu_0_that_does_not_wait_for_the_gradient_is_refused():
     """Before the first fetch, GPU 0 waits for the gradients sent by the others."""
     code = replicated(GATHER).segments[0].streams[H2D]
-    first = next(at for at, instruction in enumerate(code) if isinstance(instruction, CopyIn))
+    first = next(
+        at for at, instruction in enumerate(code) if (isinstance(instruction, Copy) and instruction.dst == DEVICE)
+    )
     drop = next(instruction for instruction in reversed(code[:first]) if isinstance(instruction, Await))
     assert "w1.grad.gpu1 holds no host memory" in refused(edited(GATHER, H2D, drop))
 
@@ -293,7 +296,7 @@ def test_an_unbalanced_acquire_or_release_of_a_fetched_gradient_is_refused():
 def test_a_policy_that_moves_exchanged_weights_is_refused():
     swap = Swap(TASKS.block("w2"), TASKS.kernel("F2"), TASKS.kernel("E2"), TASKS.kernel("E2"))
     with pytest.raises(InputError, match="moves 'w2' between GPU and host itself"):
-        on_all(lower(TASKS, Placement((swap,))), TASKS, several(2), Replicate(2, HOST, GB))
+        on_all(lower(TASKS, Placement((swap,))), TASKS, several(2), Replicate(2, SUMMED, GB))
 
 
 # --- properties of all programs -------------------------------------------------------------------------------------
@@ -340,16 +343,20 @@ def test_a_program_of_several_gpus_survives_json(data: st.DataObject, gpus: int)
 
 
 def test_a_listing_shows_the_contents_of_every_memory():
-    lines = listing(replicated(HOST), TASKS).splitlines()
-    assert lines[:3] == ["resident: x0 w1 w2", "on GPU 1: x0.gpu1 w1 w2", "on the host: w1 w1.momentum w2 w2.momentum"]
+    lines = listing(replicated(SUMMED), TASKS).splitlines()
+    assert lines[:3] == [
+        "resident: x0 w1 w2",
+        "on GPU 1: x0.gpu1 w1 w2",
+        "in host memory: w1 w1.momentum w2 w2.momentum",
+    ]
     assert "  gpu1.d2h" in lines
 
 
 def test_without_a_split_batch_exchange_copies_have_their_own_streams():
-    assert {str(stream) for stream in replicated(HOST).streams} == {
+    assert {str(stream) for stream in replicated(SUMMED).streams} == {
         *("compute", "d2h", "h2d", "host1", "gpu1.compute", "gpu1.d2h", "gpu1.h2d")
     }
-    assert D2H in replicated(HOST).streams
+    assert D2H in replicated(SUMMED).streams
 
 
 @pytest.mark.parametrize("exchange", Exchange)

@@ -15,9 +15,11 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyOut,
+    Copy,
     Encode,
     InitialContents,
     Instruction,
@@ -25,7 +27,6 @@ from simgpu.program.instructions import (
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.paging import Paged, Remote
@@ -84,7 +85,7 @@ def test_releasing_a_persistent_on_demand_block_is_refused():
 
 def test_acquires_and_copies_of_on_demand_blocks_are_refused():
     refused(paged([Acquire((A,)), *ALONE]), "block a is on demand")
-    refused(paged(ALONE, out=[CopyOut(A)]), "not its own to move")
+    refused(paged(ALONE, out=[Copy(A, DEVICE, HOST)]), "not its own to move")
     tasks = replace(TASKS, encoded={B: EncodedForm(A, 1, 1)})
     with pytest.raises(ProgramError, match="not its own to move"):
         verify(paged([MAKE, Encode(A, B), USE, Release((A,)), STEP, Release((B,))]), tasks)
@@ -98,10 +99,10 @@ def test_on_demand_programs_must_still_synchronize_their_streams():
 
 def test_remote_programs_hold_all_blocks_in_host_memory():
     code = in_host_memory(lower(TASKS, Placement()))
-    assert code.resident == () and code.other_contents == (InitialContents(None, (W,)),)
+    assert code.resident == () and code.other_contents == (InitialContents(HOST, (W,)),)
     assert code.residency == Remote()
-    spaces = {i.space for i in code.segments[0].streams[COMPUTE] if isinstance(i, Acquire | Release)}
-    assert spaces == {Space.HOST}
+    memories = {i.memory for i in code.segments[0].streams[COMPUTE] if isinstance(i, Acquire | Release)}
+    assert memories == {HOST}
     verify(code, TASKS, capacity=0)
     refused(replace(code, residency=None), "device memory")
 

@@ -12,15 +12,16 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyOut,
+    Copy,
     Launch,
     Program,
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
@@ -30,7 +31,7 @@ from tests.semantics.hand_made import graph, held, kernel, node, program, run
 from tests.semantics.networks import moved, networks
 from tests.semantics.random_traces import nodes
 
-HOST = Space.HOST
+HOST = HOST
 
 
 def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: int = 3) -> list[tuple[object, ...]]:
@@ -59,7 +60,7 @@ def test_splitting_off_the_last_repetition_does_not_change_the_run(data: st.Data
 def test_waits_for_an_earlier_repetition_work_across_segments_and_iterations():
     """Each offload must end before the next but one kernel starts: 10 ns of compute during copies of 30."""
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
-    copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
+    copy = (Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1))
     for lag in (1, 2):
         code = program({COMPUTE: (Await(1, lag), Launch(0), Signal(0)), D2H: copy}, [0], repeat=4)
         apart = with_last_repetition_split(code, 0)
@@ -73,7 +74,7 @@ def test_waits_for_an_earlier_repetition_work_across_segments_and_iterations():
 
 def test_waits_of_a_later_segment_are_unchanged_by_the_split():
     tasks = graph([kernel("k0", 10, "x"), kernel("k1", 5, "x")], [held("x", 30)])
-    copy = (Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1))
+    copy = (Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1))
     for lag in (0, 1, 2, 3):
         segments = (
             Segment({COMPUTE: (Await(1, 1), Launch(0), Signal(0)), D2H: copy}, repeat=3),

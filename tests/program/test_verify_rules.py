@@ -9,22 +9,21 @@ import pytest
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.program.instructions import (
     COMPUTE,
+    DEVICE,
+    HOST,
     Acquire,
-    CopyIn,
-    CopyOut,
+    Copy,
     Initialize,
     Instruction,
     Launch,
     Program,
     Release,
     Segment,
-    Space,
 )
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, program
 
-HOST = Space.HOST
 OTHER = StreamId(0, "compute", 1)
 W, A, B = range(3)
 TASKS = graph(
@@ -156,8 +155,8 @@ def test_a_host_initialization_of_a_kernel_output_is_refused():
 def test_a_lost_weight_update_is_refused():
     """w is restored to its value before the step; the next iteration would read the old value."""
     code = [
-        *(Acquire((W,), HOST), CopyOut(W), *ALONE),
-        *(Release((W,)), Acquire((W,)), CopyIn(W), Release((W,), HOST)),
+        *(Acquire((W,), HOST), Copy(W, DEVICE, HOST), *ALONE),
+        *(Release((W,)), Acquire((W,)), Copy(W, HOST, DEVICE), Release((W,), HOST)),
     ]
     refused(code, "block w holds an older value than its last when the iteration ends")
 
@@ -176,8 +175,8 @@ def test_a_lost_weight_value_is_refused():
 
 # --- copies -------------------------------------------------------------------------------------------------
 
-OUT = [Acquire((A,), HOST), CopyOut(A)]
-BACK = [Release((A,)), Acquire((A,)), CopyIn(A), Release((A,), HOST)]
+OUT = [Acquire((A,), HOST), Copy(A, DEVICE, HOST)]
+BACK = [Release((A,)), Acquire((A,)), Copy(A, HOST, DEVICE), Release((A,), HOST)]
 
 
 def test_an_offload_with_a_prefetch_is_legal():
@@ -189,19 +188,27 @@ def test_an_offload_before_its_source_is_written_is_refused():
 
 
 def test_an_offload_without_host_memory_is_refused():
-    refused(edited(2, CHANGE, CopyOut(A)), "compute[3]", "block a holds no host memory")
+    refused(edited(2, CHANGE, Copy(A, DEVICE, HOST)), "compute[3]", "block a holds no host memory")
 
 
 def test_an_offload_of_an_absent_block_is_refused():
-    refused([OUT[0], CopyOut(A), *ALONE], "compute[1]", "block a holds no device memory")
+    refused([OUT[0], Copy(A, DEVICE, HOST), *ALONE], "compute[1]", "block a holds no device memory")
 
 
 def test_a_prefetch_without_device_memory_is_refused():
-    refused(edited(2, CHANGE, *OUT, Release((A,)), CopyIn(A)), "copy h2d a", "block a holds no device memory")
+    refused(
+        edited(2, CHANGE, *OUT, Release((A,)), Copy(A, HOST, DEVICE)),
+        "copy a from host to device",
+        "block a holds no device memory",
+    )
 
 
 def test_a_prefetch_of_a_block_never_offloaded_is_refused():
-    refused(edited(2, CHANGE, Acquire((A,), HOST), CopyIn(A)), "compute[4]", "block a holds no value in host memory")
+    refused(
+        edited(2, CHANGE, Acquire((A,), HOST), Copy(A, HOST, DEVICE)),
+        "compute[4]",
+        "block a holds no value in host memory",
+    )
 
 
 def test_a_prefetch_of_a_stale_host_copy_is_refused():

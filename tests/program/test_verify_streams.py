@@ -8,11 +8,12 @@ from simgpu.errors import ProgramError
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
@@ -22,7 +23,7 @@ from simgpu.program.instructions import (
 )
 from simgpu.program.verify import verify
 from simgpu.timeline.streams import StreamId
-from tests.program.test_verify_rules import ALONE, BACK, HOST, OUT, TASKS, A, W, refusal
+from tests.program.test_verify_rules import ALONE, BACK, OUT, TASKS, A, W, refusal
 from tests.semantics.hand_made import block, graph, held, kernel, program
 
 OTHER = StreamId(0, "compute", 1)
@@ -68,7 +69,7 @@ def test_a_deadlock_lists_the_cycle_of_streams_with_the_event_each_waits_for():
         "h2d[0] waits for event 1, which is signalled at d2h[5]",
         "  --> await 1",
         "      acquire a",
-        "      copy h2d a",
+        "      copy a from host to device",
         "d2h[0] waits for event 2, which is signalled at h2d[4]",
         "  --> await 2",
         "      await 0",
@@ -163,13 +164,13 @@ def test_a_prefetch_over_a_block_a_kernel_may_read_is_refused():
         COMPUTE: [
             Acquire((0,)),
             Launch(0),
-            *(Acquire((0,), HOST), CopyOut(0)),
+            *(Acquire((0,), HOST), Copy(0, DEVICE, HOST)),
             Launch(1),
             Signal(0),
             Await(1),
             Release((0,)),
         ],
-        H2D: [Await(0), CopyIn(0), Release((0,), HOST), Signal(1)],
+        H2D: [Await(0), Copy(0, HOST, DEVICE), Release((0,), HOST), Signal(1)],
     }
     verify(program(code), tasks)
     code[COMPUTE][4:6] = [Signal(0), Launch(1)]
@@ -183,17 +184,17 @@ def test_an_offload_over_a_host_copy_being_read_is_refused():
         COMPUTE: [
             Acquire((0,)),
             Launch(0),
-            *(Acquire((0,), HOST), CopyOut(0)),
-            CopyIn(0),
+            *(Acquire((0,), HOST), Copy(0, DEVICE, HOST)),
+            Copy(0, HOST, DEVICE),
             Signal(0),
             Await(1),
             Release((0,)),
         ],
-        D2H: [Await(0), CopyOut(0), Release((0,), HOST), Signal(1)],
+        D2H: [Await(0), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1)],
     }
     verify(program(code), tasks)
-    code[COMPUTE][4:6] = [Signal(0), CopyOut(0)]
-    with pytest.raises(ProgramError, match=r"d2h\[1\].*block a is overwritten on the host while compute may still"):
+    code[COMPUTE][4:6] = [Signal(0), Copy(0, DEVICE, HOST)]
+    with pytest.raises(ProgramError, match=r"d2h\[1\].*block a is overwritten in host memory while compute may still"):
         verify(program(code), tasks)
 
 
@@ -234,7 +235,7 @@ def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
     """d2h offloads w after the step, and no stream waits for it before the next iteration's step."""
     code = {
         COMPUTE: [*ALONE, Signal(0)],
-        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+        D2H: [Await(0), Acquire((W,), HOST), Copy(W, DEVICE, HOST), Release((W,), HOST), Signal(1)],
     }
     assert "block w" in refusal(code)
     verify(program({**code, COMPUTE: [Await(1, lag=1), *code[COMPUTE]]}, [W]), TASKS)
@@ -243,7 +244,7 @@ def test_an_unfinished_copy_used_by_the_next_iteration_is_a_race():
 def test_races_between_repetitions_of_a_segment_are_refused():
     code = {
         COMPUTE: [*ALONE, Signal(0)],
-        D2H: [Await(0), Acquire((W,), HOST), CopyOut(W), Release((W,), HOST), Signal(1)],
+        D2H: [Await(0), Acquire((W,), HOST), Copy(W, DEVICE, HOST), Release((W,), HOST), Signal(1)],
     }
     with pytest.raises(ProgramError, match="block w"):
         verify(program(code, [W], repeat=2), TASKS)

@@ -12,12 +12,11 @@ from fractions import Fraction
 from math import ceil
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import MemoryLink, NodeSpec
 from simgpu.program.instructions import (
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Initialize,
@@ -26,7 +25,6 @@ from simgpu.program.instructions import (
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.timeline.streams import StreamId
 from tests.semantics.reference_launches import touched
@@ -34,8 +32,9 @@ from tests.semantics.reference_links import carries, fair_rates, shared_links
 
 Token = tuple[int, int] | None
 
-#: Memories by number: those of GPUs from 0, and the host's.
-HOST = -1
+#: A memory: that of a GPU by its number, another by its name.
+Place = int | str
+HOST = "host"
 
 
 @dataclass
@@ -105,10 +104,11 @@ class ReferenceMachine:
         self.counts: dict[int, int] = {}
         limit = None if program.unlimited_memory else budget
         self.gpus = 1 + max(stream.gpu for stream in program.streams)
-        memories = (*range(self.gpus), HOST)
-        self.limit = {memory: node.host.pinned_memory if memory == HOST else limit for memory in memories}
-        self.used = dict.fromkeys(memories, 0)
-        self.queue: dict[int, list[Line]] = {memory: [] for memory in memories}
+        capacities = {each.name: each.capacity for each in node.memories if each.name != "device"}
+        self.limit: dict[Place, int | None] = {**dict.fromkeys(range(self.gpus), limit), **capacities}
+        memories: tuple[Place, ...] = tuple(self.limit)
+        self.used: dict[Place, int] = dict.fromkeys(memories, 0)
+        self.queue: dict[Place, list[Line]] = {memory: [] for memory in memories}
         self.engine_queue: dict[str, list[Line]] = {}
         self.engine_holder: dict[str, Line | None] = {}
         self.flows: list[Flow] = []
@@ -117,7 +117,7 @@ class ReferenceMachine:
         self.wrong: list[str] = []
         self.peak = 0
         for holding in program.initial_contents:
-            memory = HOST if holding.gpu is None else holding.gpu
+            memory = holding.gpu if holding.memory == "device" else holding.memory
             for b in holding.blocks:
                 self._take(memory, (b,))
                 self.space[memory].value[b] = (0, 0)
@@ -147,11 +147,12 @@ class ReferenceMachine:
     def _complete(self) -> None:
         for line in self.lines:
             if line.doing == "latency" and line.until == self.now:
-                out = isinstance(line.here[0], CopyOut)  # type: ignore[index]
-                cap = self.node.link.d2h_bandwidth if out else self.node.link.h2d_bandwidth
-                size = self.graph.copy_sizes[line.here[0].block]  # type: ignore[index, union-attr]
+                copy: Copy = line.here[0]  # type: ignore[index, assignment]
+                link = self._link(copy)
+                cap = link.bandwidths[link.ends.index(copy.dst) - 1]
+                size = self.graph.copy_sizes[copy.block]
                 line.doing = "flow"
-                links = shared_links(self.node, line.stream.gpu, out, alone=self.gpus == 1)
+                links = shared_links(self.node, line.stream.gpu, copy.src, copy.dst, alone=self.gpus == 1)
                 self.flows.append(Flow(line, cap, links, Fraction(size), self.now))
                 self._share()
         done = [flow for flow in self.flows if self._finish(flow) <= self.now]
@@ -197,7 +198,7 @@ class ReferenceMachine:
                 instruction, iteration, index = line.here
                 if isinstance(instruction, Initialize):
                     for b in instruction.blocks:
-                        self.space[self._memory(line, instruction.space)].value[b] = (iteration, 0)
+                        self.space[self._memory(line, instruction.memory)].value[b] = (iteration, 0)
                 elif not (isinstance(instruction, Await) and self._heard(line, instruction, iteration, index)):
                     break
                 line.position += 1
@@ -220,7 +221,7 @@ class ReferenceMachine:
         if isinstance(instruction, Signal):
             self.counts[instruction.event] = self.counts.get(instruction.event, 0) + 1
         if isinstance(instruction, Release):
-            memory = self._memory(line, instruction.space)
+            memory = self._memory(line, instruction.memory)
             space = self.space[memory]
             for b in instruction.blocks:
                 if b not in space.value:
@@ -230,16 +231,19 @@ class ReferenceMachine:
                 space.value.pop(b, None)
                 self.used[memory] -= self._size(memory, b)
 
-    def _memory(self, line: Line, space: Space) -> int:
-        return HOST if space is Space.HOST else line.stream.gpu
+    def _memory(self, line: Line, name: str) -> Place:
+        return line.stream.gpu if name == "device" else name
 
-    def _size(self, memory: int, b: int) -> int:
-        if memory == HOST:
-            return self.graph.copy_sizes[b]
-        unit = self.node.gpu.alignment
-        return ceil(Fraction(self.graph.sizes[b], unit)) * unit
+    def _link(self, copy: Copy) -> MemoryLink:
+        return next(link for link in self.node.links if set(link.ends) == {copy.src, copy.dst})
 
-    def _take(self, space: int, blocks: Sequence[int]) -> bool:
+    def _size(self, memory: Place, b: int) -> int:
+        size = self.graph.sizes[b] if isinstance(memory, int) else self.graph.copy_sizes[b]
+        name = "device" if isinstance(memory, int) else memory
+        unit = next(each.alignment for each in self.node.memories if each.name == name)
+        return ceil(Fraction(size, unit)) * unit
+
+    def _take(self, space: Place, blocks: Sequence[int]) -> bool:
         need = sum(self._size(space, b) for b in blocks)
         limit = self.limit[space]
         if limit is not None and self.used[space] + need > limit:
@@ -266,7 +270,7 @@ class ReferenceMachine:
         if line is None:
             return False
         instruction: Acquire = line.here[0]  # type: ignore[index, assignment]
-        memory = self._memory(line, instruction.space)
+        memory = self._memory(line, instruction.memory)
         if not self.queue[memory] and self._take(memory, instruction.blocks):
             line.position += 1
         else:
@@ -275,7 +279,7 @@ class ReferenceMachine:
         return True
 
     def _start(self) -> bool:
-        line = self._first((Launch, Encode, Decode, CopyOut, CopyIn))
+        line = self._first((Launch, Encode, Decode, Copy))
         if line is None:
             return False
         if isinstance(line.here[0], Launch | Encode | Decode):  # type: ignore[index]
@@ -298,12 +302,14 @@ class ReferenceMachine:
         return form.encode_ns if isinstance(work, Encode) else form.decode_ns
 
     def _engine(self, line: Line) -> str:
-        both = self.node.gpu.copy_engines == 1
-        return f"{line.stream.gpu} {'both' if both else type(line.here[0]).__name__}"  # type: ignore[index]
+        copy: Copy = line.here[0]  # type: ignore[index, assignment]
+        link = self._link(copy)
+        whose = line.stream.gpu if "device" in link.ends else "all"
+        return f"{whose} {link.name} {'both' if link.copy_engines == 1 else copy.dst}"
 
     def _serve(self, line: Line) -> None:
         self.engine_holder[self._engine(line)] = line
-        line.doing, line.until, line.begun = "latency", self.now + self.node.link.latency_ns, self.now
+        line.doing, line.until, line.begun = "latency", self.now + self._link(line.here[0]).latency_ns, self.now  # type: ignore[index, arg-type]
         self._begin_access(line)
 
     def _end(self, line: Line) -> None:
@@ -312,7 +318,7 @@ class ReferenceMachine:
         number = self._subject(instruction)
         kind = type(instruction).__name__
         self.works.append((str(line.stream), kind, number, line.begun, self.now, iteration))
-        if isinstance(instruction, CopyOut | CopyIn):
+        if isinstance(instruction, Copy):
             engine = self._engine(line)
             self.engine_holder[engine] = None
             if self.engine_queue.get(engine):
@@ -331,20 +337,19 @@ class ReferenceMachine:
 
     # --- values ---------------------------------------------------------------------------------------------
 
-    def _accesses(self, line: Line) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _accesses(self, line: Line) -> tuple[list[tuple[Place, int]], list[tuple[Place, int]]]:
         instruction, gpu = line.here[0], line.stream.gpu  # type: ignore[index]
         if isinstance(instruction, Launch):
             where = HOST if line.stream.role == "host" else gpu
             reads, writes = touched(self.graph, instruction)
             return [(where, b) for b in reads], [(where, b) for b in writes]
         if isinstance(instruction, Encode | Decode):
-            where = self._memory(line, instruction.space)
+            where = self._memory(line, instruction.memory)
             full, form = instruction.block, instruction.into if isinstance(instruction, Encode) else instruction.source
             first, then = (full, form) if isinstance(instruction, Encode) else (form, full)
             return [(where, first)], [(where, then)]
-        b = instruction.block  # type: ignore[union-attr]
-        here, there = (gpu, b), (HOST, b)
-        return ([here], [there]) if isinstance(instruction, CopyOut) else ([there], [here])
+        copy: Copy = instruction  # type: ignore[assignment]
+        return [(self._memory(line, copy.src), copy.block)], [(self._memory(line, copy.dst), copy.block)]
 
     def _begin_access(self, line: Line) -> None:
         instruction, iteration, _ = line.here  # type: ignore[misc]
@@ -362,7 +367,7 @@ class ReferenceMachine:
                 self.wrong.append(f"{instruction} writes {b} while it is in use")
             self.space[space].writers[b] = self.space[space].writers.get(b, 0) + 1
 
-    def _check_read(self, instruction: Instruction, iteration: int, space: int, b: int) -> None:
+    def _check_read(self, instruction: Instruction, iteration: int, space: Place, b: int) -> None:
         value = self.space[space].value.get(b)
         if value is None:
             self.wrong.append(f"{instruction} in iteration {iteration} finds no value of {b}")

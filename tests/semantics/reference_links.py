@@ -13,20 +13,25 @@ from simgpu.hardware.spec import Duplex, NodeSpec
 Wanted = tuple[int, tuple[str, ...]]
 
 
-def shared_links(node: NodeSpec, gpu: int, out: bool, alone: bool) -> tuple[str, ...]:
-    """The links that a copy shares with others: its GPU's link if it is half duplex, and its switch, if any."""
-    links = [f"link {gpu}"] if node.link.duplex is Duplex.HALF else []
-    for number, switch in enumerate(node.switches):
-        if gpu in switch.gpus and not alone:
+def shared_links(node: NodeSpec, gpu: int, src: str, dst: str, alone: bool) -> tuple[str, ...]:
+    """The links that a copy shares with others: its own link if that is half duplex, and its switch, if any."""
+    number, link = next((n, each) for n, each in enumerate(node.links) if set(each.ends) == {src, dst})
+    whose = gpu if "device" in link.ends else "all"
+    links = [f"link {whose} {number}"] if link.duplex is Duplex.HALF else []
+    alone = alone and not any(switch.links for switch in node.switches)
+    for n, switch in enumerate(node.switches):
+        if (gpu in switch.gpus and number == 0 and not alone) or link.name in switch.links:
             both = switch.duplex is Duplex.HALF
-            links.append(f"switch {number} {'both' if both else 'out' if out else 'in'}")
+            links.append(f"switch {n} {'both' if both else 'out' if dst == 'host' else 'in'}")
     return tuple(links)
 
 
 def carries(node: NodeSpec, link: str) -> int:
     """Bytes per second that a link of that name carries."""
     what, number, *way = link.split()
-    of = node.link if what == "link" else node.switches[int(number)]
+    if what == "link":
+        return max(node.links[int(way[0])].bandwidths)
+    of = node.switches[int(number)]
     if way == ["out"]:
         return of.d2h_bandwidth
     return of.h2d_bandwidth if way == ["in"] else max(of.d2h_bandwidth, of.h2d_bandwidth)

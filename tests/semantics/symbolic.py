@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Initialize,
@@ -26,7 +27,6 @@ from simgpu.program.instructions import (
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import BlockKind
@@ -52,14 +52,14 @@ class Symbolic:
     choice: random.Random = field(default_factory=random.Random)
     contents: dict[tuple[int, int], tuple[Value, ...]] = field(default_factory=dict)
     order: list[tuple[int, int]] = field(default_factory=list)
-    memory: dict[Space, dict[int, Value]] = field(default_factory=dict)
+    memory: dict[str, dict[int, Value]] = field(default_factory=dict)
     signals: Counter[int] = field(default_factory=Counter)
     draws: Counter[int] = field(default_factory=Counter)
     ends: list[dict[int, Value]] = field(default_factory=list)
 
     def run(self, iterations: int = 2) -> Symbolic:
         (segment,) = self.program.segments
-        self.memory = {Space.DEVICE: {b: hash(("initial", b)) for b in self.program.resident}, Space.HOST: {}}
+        self.memory = {DEVICE: {b: hash(("initial", b)) for b in self.program.resident}, HOST: {}}
         positions: dict[StreamId, int] = dict.fromkeys(segment.streams, 0)
         ends = {stream: iterations * len(code) for stream, code in segment.streams.items()}
         while positions != ends:
@@ -71,7 +71,7 @@ class Symbolic:
             self._do(code[positions[stream] % len(code)], positions[stream] // len(code))
             positions[stream] += 1
             if all(position % len(segment.streams[s]) == 0 for s, position in positions.items()):
-                self.ends.append(dict(self.memory[Space.DEVICE]))
+                self.ends.append(dict(self.memory[DEVICE]))
         return self
 
     def _able(self, code: tuple[Instruction, ...], position: int) -> bool:
@@ -82,25 +82,23 @@ class Symbolic:
         match instruction:
             case Launch(k, again, makes):
                 self._launch(k, again, makes, iteration)
-            case Acquire(blocks, space):
+            case Acquire(blocks, memory):
                 for b in blocks:
-                    self._need(b not in self.memory[space], f"{b} is taken twice")
-                    self.memory[space][b] = NOTHING
-            case Release(blocks, space):
+                    self._need(b not in self.memory[memory], f"{b} is taken twice")
+                    self.memory[memory][b] = NOTHING
+            case Release(blocks, memory):
                 for b in blocks:
-                    self._need(b in self.memory[space], f"{b} is given back twice")
-                    del self.memory[space][b]
-            case Initialize(blocks, space):
+                    self._need(b in self.memory[memory], f"{b} is given back twice")
+                    del self.memory[memory][b]
+            case Initialize(blocks, memory):
                 for b in blocks:
-                    self._put(space, b, hash(("given", b, iteration)))
-            case CopyOut(b):
-                self._put(Space.HOST, b, self._get(Space.DEVICE, b))
-            case CopyIn(b):
-                self._put(Space.DEVICE, b, self._get(Space.HOST, b))
-            case Encode(b, form, space):
-                self._put(space, form, self._get(space, b))
-            case Decode(b, form, space):
-                self._put(space, b, self._get(space, form))
+                    self._put(memory, b, hash(("given", b, iteration)))
+            case Copy(b, src, dst):
+                self._put(dst, b, self._get(src, b))
+            case Encode(b, form, memory):
+                self._put(memory, form, self._get(memory, b))
+            case Decode(b, form, memory):
+                self._put(memory, b, self._get(memory, form))
             case Signal(event):
                 self.signals[event] += 1
 
@@ -108,18 +106,18 @@ class Symbolic:
         if not holds:
             raise WrongValueError(what)
 
-    def _get(self, space: Space, b: int) -> Value:
-        value = self.memory[space].get(b, NOTHING)
+    def _get(self, memory: str, b: int) -> Value:
+        value = self.memory[memory].get(b, NOTHING)
         self._need(value != NOTHING, f"{self.graph.blocks[b].id} has no value")
         return value
 
-    def _put(self, space: Space, b: int, value: Value) -> None:
-        self._need(b in self.memory[space], f"{self.graph.blocks[b].id} has no memory")
-        self.memory[space][b] = value
+    def _put(self, memory: str, b: int, value: Value) -> None:
+        self._need(b in self.memory[memory], f"{self.graph.blocks[b].id} has no memory")
+        self.memory[memory][b] = value
 
     def _launch(self, k: int, again: bool, makes: tuple[int, ...], iteration: int) -> None:
         graph, kernel = self.graph, self.graph.kernels[k]
-        read = tuple((b, self._get(Space.DEVICE, b)) for b in graph.reads[k])
+        read = tuple((b, self._get(DEVICE, b)) for b in graph.reads[k])
         if not again:
             self.order.append((iteration, k))
             self.contents[iteration, k] = tuple(value for _, value in read)
@@ -133,7 +131,7 @@ class Symbolic:
         written = {b: hash((k, at, read, drawn)) for at, b in enumerate(graph.writes[k])}
         if kernel.op in SAVING and kernel.pure is not True and len(results) > 1:
             first, *saved = results
-            from_ = tuple(self._get(Space.DEVICE, b) if again and b not in makes else written[b] for b in saved)
+            from_ = tuple(self._get(DEVICE, b) if again and b not in makes else written[b] for b in saved)
             written[first] = hash((k, "of saved", tuple(pair for pair in read if pair[0] not in own), from_))
         for b in makes if again else graph.writes[k]:
-            self._put(Space.DEVICE, b, written[b])
+            self._put(DEVICE, b, written[b])

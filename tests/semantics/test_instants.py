@@ -6,24 +6,12 @@ import pytest
 import simpy
 
 from simgpu.hardware.spec import Duplex
-from simgpu.program.instructions import (
-    COMPUTE,
-    D2H,
-    H2D,
-    Acquire,
-    Await,
-    CopyIn,
-    CopyOut,
-    Launch,
-    Release,
-    Signal,
-    Space,
-)
+from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, Acquire, Await, Copy, Launch, Release, Signal
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times
 
 OTHER = StreamId(0, "compute", 1)
-HOST = Space.HOST
+HOST = HOST
 
 
 def test_memory_released_at_an_instant_serves_requests_of_that_instant():
@@ -70,12 +58,12 @@ def test_an_earlier_waiter_is_served_first_despite_a_signal_between_release_and_
     code = {
         COMPUTE: [Acquire((0, 1, 2)), Launch(0), Signal(0), Await(5), Await(6), Launch(1), Release((0, 1, 2))],
         D2H: [
-            *(Await(0), Acquire((0, 1), HOST), CopyOut(0), CopyOut(1), Signal(1)),
-            *(Acquire((2,), HOST), CopyOut(2), Release((2,), HOST), Signal(6)),
+            *(Await(0), Acquire((0, 1), HOST), Copy(0, DEVICE, HOST), Copy(1, DEVICE, HOST), Signal(1)),
+            *(Acquire((2,), HOST), Copy(2, DEVICE, HOST), Release((2,), HOST), Signal(6)),
         ],
         H2D: [
-            *(Await(1), CopyIn(0), Release((0,), HOST), Signal(3)),
-            *(CopyIn(1), Release((1,), HOST), Signal(5)),
+            *(Await(1), Copy(0, HOST, DEVICE), Release((0,), HOST), Signal(3)),
+            *(Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(5)),
         ],
     }
     result = times(run(program(code), tasks, node(engines=1, host=8)))
@@ -88,9 +76,16 @@ def test_of_copies_issued_at_one_instant_d2h_is_served_before_h2d():
     """One engine, both requests at 5: d2h is served before h2d, for any order of the streams in the program."""
     tasks = graph([kernel("k0", 0, "", "a b"), kernel("k1", 5), kernel("k2", 0, "a b")], [block("a", 3), block("b", 3)])
     code = {
-        H2D: [Await(1), CopyIn(1), Release((1,), HOST), Signal(2)],
+        H2D: [Await(1), Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(2)],
         D2H: [
-            *(Await(0), Acquire((1,), HOST), CopyOut(1), Await(1), Acquire((0,), HOST), CopyOut(0)),
+            *(
+                Await(0),
+                Acquire((1,), HOST),
+                Copy(1, DEVICE, HOST),
+                Await(1),
+                Acquire((0,), HOST),
+                Copy(0, DEVICE, HOST),
+            ),
             *(Release((0,), HOST), Signal(3)),
         ],
         COMPUTE: [
@@ -144,7 +139,7 @@ def test_a_kernel_that_ends_as_a_copy_begins_does_not_wait_for_the_copy(duplex: 
     )
     code = {
         COMPUTE: [*(Acquire((0,)), Launch(0), Signal(0), Launch(1), Launch(2)), *(Await(1), Launch(3), Release((0,)))],
-        D2H: [Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1)],
+        D2H: [Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1)],
     }
     result = times(run(program(code), tasks, node(duplex=duplex)))
     assert result == {"k0": (0, 0), "k1": (0, 0), "k2": (0, 5), "out:a": (0, 100), "k3": (100, 105)}
@@ -155,7 +150,7 @@ def test_a_kernel_that_ends_as_a_copys_latency_ends_does_not_wait_for_the_copy(d
     tasks = graph([kernel("k0", 0, "", "a"), kernel("k1", 6), kernel("k2", 5), kernel("k3", 5, "a")], [block("a", 100)])
     code = {
         COMPUTE: [*(Acquire((0,)), Launch(0), Signal(0), Launch(1), Launch(2)), *(Await(1), Launch(3), Release((0,)))],
-        D2H: [Await(0), Acquire((0,), HOST), CopyOut(0), Release((0,), HOST), Signal(1)],
+        D2H: [Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1)],
     }
     result = times(run(program(code), tasks, node(duplex=duplex, latency=6)))
     assert result["k2"] == (6, 11)
@@ -179,10 +174,10 @@ def test_a_kernel_ending_when_a_lone_copy_would_end_continues_on_a_half_duplex_l
             *(Await(2), Await(3), Launch(4), Release((0, 1))),
         ],
         D2H: [
-            *(Await(0), Acquire((0, 1), HOST), CopyOut(1), Signal(1), Await(9, 1), CopyOut(0)),
+            *(Await(0), Acquire((0, 1), HOST), Copy(1, DEVICE, HOST), Signal(1), Await(9, 1), Copy(0, DEVICE, HOST)),
             *(Release((0,), HOST), Signal(2), Signal(9)),
         ],
-        H2D: [Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
+        H2D: [Await(1), Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(3)],
     }
     result = times(run(program(code), tasks, node(duplex=Duplex.HALF)))
     assert result["k1"] == (4, 50)
@@ -203,11 +198,11 @@ def test_the_order_of_simpy_timers_at_one_instant_does_not_matter(monkeypatch: p
             *(Await(3), Launch(3), Release((0, 1, 2))),
         ],
         D2H: [
-            *(Await(0), Acquire((0, 1, 2), HOST), CopyOut(0), CopyOut(1), Signal(2)),
-            *(CopyOut(2), Release((2,), HOST), Signal(4)),
+            *(Await(0), Acquire((0, 1, 2), HOST), Copy(0, DEVICE, HOST), Copy(1, DEVICE, HOST), Signal(2)),
+            *(Copy(2, DEVICE, HOST), Release((2,), HOST), Signal(4)),
         ],
         H2D: [
-            *(Await(2), CopyIn(0), Release((0,), HOST), CopyIn(1), Release((1,), HOST)),
+            *(Await(2), Copy(0, HOST, DEVICE), Release((0,), HOST), Copy(1, HOST, DEVICE), Release((1,), HOST)),
             *(Await(4), Signal(3)),
         ],
     }

@@ -9,17 +9,17 @@ from simgpu.memory.transfer import copy_ns
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
@@ -27,7 +27,7 @@ from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import GB, block, graph, held, kernel, node, program, run, stalls, times
 
-HOST = Space.HOST
+HOST = HOST
 
 
 def there_and_back(out: int, back: int, *, begin_back: int) -> tuple[Program, object]:
@@ -44,14 +44,14 @@ def there_and_back(out: int, back: int, *, begin_back: int) -> tuple[Program, ob
         D2H: [
             Await(9),
             Acquire((0, 1), HOST),
-            CopyOut(1),
+            Copy(1, DEVICE, HOST),
             Signal(0),
             Await(1),
-            CopyOut(0),
+            Copy(0, DEVICE, HOST),
             Release((0,), HOST),
             Signal(3),
         ],
-        H2D: [Await(0), Await(2), CopyIn(1), Release((1,), HOST), Signal(4)],
+        H2D: [Await(0), Await(2), Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(4)],
     }
     return program(code, [0, 1]), tasks
 
@@ -101,10 +101,10 @@ def test_an_engine_serves_first_in_first_out_by_issue():
     code: dict[StreamId, list[Instruction]] = {
         COMPUTE: [Signal(9), Await(0), Launch(0), Signal(1), Await(2), Await(3), Launch(1)],
         D2H: [
-            *(Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0)),
-            *(CopyOut(0), CopyOut(2), Release((0, 2), HOST), Signal(2)),
+            *(Await(9), Acquire((0, 1, 2), HOST), Copy(1, DEVICE, HOST), Signal(0)),
+            *(Copy(0, DEVICE, HOST), Copy(2, DEVICE, HOST), Release((0, 2), HOST), Signal(2)),
         ],
-        H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
+        H2D: [Await(0), Await(1), Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(3)],
     }
     result = run(program(code, [0, 1, 2]), tasks, node(engines=1))
     outcome = times(result)
@@ -119,9 +119,24 @@ def test_a_copy_engine_serves_the_earlier_request_first():
     )
     code: dict[StreamId, list[Instruction]] = {
         COMPUTE: [Signal(9), Await(0), Launch(1), Signal(1), Await(2), Await(3), Await(4), Launch(2)],
-        StreamId(0, "compute", 1): [Await(9), Await(0), Launch(0), CopyOut(2), Release((2,), HOST), Signal(4)],
-        D2H: [Await(9), Acquire((0, 1, 2), HOST), CopyOut(1), Signal(0), CopyOut(0), Release((0,), HOST), Signal(2)],
-        H2D: [Await(0), Await(1), CopyIn(1), Release((1,), HOST), Signal(3)],
+        StreamId(0, "compute", 1): [
+            Await(9),
+            Await(0),
+            Launch(0),
+            Copy(2, DEVICE, HOST),
+            Release((2,), HOST),
+            Signal(4),
+        ],
+        D2H: [
+            Await(9),
+            Acquire((0, 1, 2), HOST),
+            Copy(1, DEVICE, HOST),
+            Signal(0),
+            Copy(0, DEVICE, HOST),
+            Release((0,), HOST),
+            Signal(2),
+        ],
+        H2D: [Await(0), Await(1), Copy(1, HOST, DEVICE), Release((1,), HOST), Signal(3)],
     }
     result = times(run(program(code, [0, 1, 2]), tasks, node(engines=1)))
     assert (result["out:x"], result["out:z"], result["in:y"]) == ((20, 70), (70, 75), (75, 95))

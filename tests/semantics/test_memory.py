@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simgpu.errors import OutOfMemoryError, ProgramError
-from simgpu.program.instructions import COMPUTE, D2H, Acquire, Await, Launch, Release, Signal, Space
+from simgpu.program.instructions import COMPUTE, D2H, HOST, Acquire, Await, Launch, Release, Signal
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -14,7 +14,7 @@ from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times, trace
 
 OTHER = StreamId(0, "compute", 1)
-HOST = Space.HOST
+HOST = HOST
 
 
 def test_blocks_are_acquired_before_their_first_kernel_and_released_after_the_last():

@@ -8,14 +8,15 @@ import simpy
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyOut,
+    Copy,
     Initialize,
     Launch,
     Release,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
@@ -33,7 +34,7 @@ def test_an_iteration_lasts_from_compute_end_to_compute_end():
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     code = {
         COMPUTE: [Await(1, lag=1), Launch(0), Signal(0)],
-        D2H: [Await(0), Acquire((0,), Space.HOST), CopyOut(0), Release((0,), Space.HOST), Signal(1)],
+        D2H: [Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1)],
     }
     assert run(program(code, [0]), tasks, iterations=3).timeline.iteration_ends_ns == (10, 50, 90)
 
@@ -51,7 +52,7 @@ def test_iterations_of_unequal_time_are_unsteady():
     tasks = graph([kernel("k0", 10, "x")], [held("x", 30)])
     code = {
         COMPUTE: [Await(1, lag=2), Launch(0), Signal(0)],
-        D2H: [Await(0), Acquire((0,), Space.HOST), CopyOut(0), Release((0,), Space.HOST), Signal(1)],
+        D2H: [Await(0), Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST), Signal(1)],
     }
     assert run(program(code, [0]), tasks, iterations=5).timeline.iteration_ends_ns == (10, 20, 50, 80, 110)
     assert [run(program(code, [0]), tasks, iterations=count).steady for count in (3, 4)] == [False, True]

@@ -18,7 +18,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, run_program
 from simgpu.memory.pool import aligned
 from simgpu.policies.registry import make_policy
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Decode, Encode, Launch, Program
+from simgpu.program.instructions import Acquire, Copy, Decode, Encode, Launch, Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -73,14 +73,12 @@ def touched(step: Step, graph: TaskGraph) -> tuple[set[Any], set[Any]]:
         case Launch(k, again, makes):
             writes = makes if again and makes else graph.writes[k]
             return {("device", b) for b in graph.reads[k]}, {("device", b) for b in writes}
-        case CopyOut(b):
-            return {("device", b)}, {("host", step.instruction.host_block)}
-        case CopyIn(b):
-            return {("host", b)}, {("device", b)}
-        case Encode(b, into, space):
-            return {(space.value, b)}, {(space.value, into)}
-        case Decode(b, source, space):
-            return {(space.value, source)}, {(space.value, b)}
+        case Copy(b, src, dst):
+            return {(src, b)}, {(dst, step.instruction.copied)}
+        case Encode(b, into, memory):
+            return {(memory, b)}, {(memory, into)}
+        case Decode(b, source, memory):
+            return {(memory, source)}, {(memory, b)}
     raise AssertionError(step)
 
 
@@ -102,12 +100,12 @@ def check_copies(done: list[tuple[Step, int, tuple[Any, ...]]]) -> None:
     out_of: dict[int, int] = {}
     users: defaultdict[int, list[int]] = defaultdict(list)
     for step, when, (kind, *what) in done:
-        assert (kind == "copy") == isinstance(step.instruction, CopyOut | CopyIn)
+        assert (kind == "copy") == isinstance(step.instruction, Copy)
         match step.instruction:
-            case CopyOut():
+            case Copy(_, "device"):
                 target, source = what
-                out_of[step.instruction.host_block] = target
-            case CopyIn(b):
+                out_of[step.instruction.copied] = target
+            case Copy(b):
                 target, source = what
                 assert source == out_of.get(b, source)
             case _:

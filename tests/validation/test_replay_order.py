@@ -16,7 +16,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import POOLS, run_program
 from simgpu.memory.pool import aligned
 from simgpu.policies.registry import make_policy
-from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Segment, Signal, Space
+from simgpu.program.instructions import DEVICE, HOST, Acquire, Await, Launch, Program, Release, Segment, Signal
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
@@ -77,8 +77,8 @@ def uses_memory_as_the_machine_did(
 ) -> None:
     """Each request and each release in the very order in which the simulated memory saw them."""
     for space, sizes, unit, curve in (
-        (Space.DEVICE, graph.sizes, alignment, timeline.device_memory),
-        (Space.HOST, graph.copy_sizes, 1, timeline.host_memory),
+        (DEVICE, graph.sizes, alignment, timeline.device_memory),
+        (HOST, graph.copy_sizes, 1, timeline.host_memory),
     ):
 
         def bytes_of(blocks: tuple[int, ...], sizes: tuple[int, ...] = sizes, unit: int = unit) -> int:

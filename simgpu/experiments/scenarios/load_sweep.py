@@ -146,7 +146,7 @@ def _without_sweep(document: YamlMapping) -> YamlMapping:
 _WITH_SUBKEYS = ("trace", "node", "policies", "data_parallel")
 _SCALARS = ("budget", "iterations", "epoch", "seed", "pool", "alignment")
 _CHANGES_NOTHING = ("schema", "name", "description", "outputs", "sweep")
-_PARTS_OF_A_NODE = ("gpu", "gpus", "link", "host", "switches")
+_PARTS_OF_A_NODE = ("gpu", "gpus", "link", "host", "switches", "memories", "links")
 
 
 def checked_paths(

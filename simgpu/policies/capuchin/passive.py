@@ -34,18 +34,18 @@ from simgpu.policies.base import PlanContext, require_one_stream
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
+    DEVICE,
     H2D,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Instruction,
     Launch,
     Program,
     Release,
     Segment,
     Signal,
-    Space,
 )
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
@@ -134,7 +134,7 @@ def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Progra
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7, 9, 4], [10, 14, 18, 6], [100, 200, 300, 250]))
     >>> plenty, short = passive_program(graph, 850), passive_program(graph, 650)
-    >>> "copy d2h x2" in listing(plenty, graph), "copy d2h x2" in listing(short, graph)
+    >>> "copy x2 from device to host" in listing(plenty, graph), "copy x2 from device to host" in listing(short, graph)
     (False, True)
     """
     resident = lower(graph, Placement())
@@ -222,7 +222,7 @@ class _Passive:
             self._evict_for(missing, k)
             _acquire(self.pool, self.graph, missing)
             self.code[COMPUTE].append(Acquire(missing))
-            copies = [step for b in missing for step in (CopyIn(b), Release((b,), Space.HOST))]
+            copies = [step for b in missing for step in (Copy(b, HOST, DEVICE), Release((b,), HOST))]
             self._copy(H2D, copies)
             self.on_host.difference_update(missing)
             self._access(missing)
@@ -239,7 +239,7 @@ class _Passive:
                 victims.append(b)
                 lacking -= self._padded((b,))
         if victims:
-            self._copy(D2H, [step for b in victims for step in (Acquire((b,), Space.HOST), CopyOut(b))])
+            self._copy(D2H, [step for b in victims for step in (Acquire((b,), HOST), Copy(b, DEVICE, HOST))])
             self.code[COMPUTE].append(Release(tuple(victims)))
             _release(self.pool, self.graph, victims)
             self.on_host.update(victims)

@@ -13,16 +13,15 @@ from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
 from simgpu.program.instructions import (
     COMPUTE,
+    DEVICE,
     Acquire,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Initialize,
     Instruction,
     Launch,
     Program,
-    Space,
 )
 from simgpu.units import format_time
 
@@ -108,11 +107,11 @@ def _stays_in_gaps(
 ) -> bool:
     """Whether an instruction moves only feature maps in their gaps, or is one that every program has."""
     match instruction:
-        case CopyOut(block) | CopyIn(block) | Encode(block) | Decode(block):
+        case Copy(block) | Encode(block) | Decode(block):
             return block in gaps or block >= count
-        case Initialize(_, space):
-            return space is Space.DEVICE and launched < 0
-        case Acquire(blocks, Space.DEVICE):
+        case Initialize(_, memory):
+            return memory == DEVICE and launched < 0
+        case Acquire(blocks, memory) if memory == DEVICE:
             acquired.update(blocks)
             repeated = [b for b in blocks if acquired[b] > 1 and b < count]
             return all(_in_gap(b, gaps, acquired, launched) for b in repeated) and (in_order or not repeated)

@@ -22,15 +22,14 @@ from simgpu.policies.modnn.tasks import resident_blocks, tasks_of, workspaces_of
 from simgpu.program.instructions import (
     COMPUTE,
     DATA,
+    HOST,
     Acquire,
-    CopyIn,
-    CopyOut,
+    Copy,
     Initialize,
     Instruction,
     Program,
     Release,
     Segment,
-    Space,
 )
 from simgpu.units import format_time
 
@@ -139,7 +138,7 @@ def _with_host_released(data: list[Instruction]) -> list[Instruction]:
     """The instructions with a release of each block's host memory after its last copy in the round."""
     last: dict[int, int] = {}
     for position, instruction in enumerate(data):
-        if isinstance(instruction, CopyIn | CopyOut):
+        if isinstance(instruction, Copy):
             last[instruction.block] = position
         elif isinstance(instruction, Initialize):
             last.update(dict.fromkeys(instruction.blocks, position))
@@ -150,5 +149,5 @@ def _with_host_released(data: list[Instruction]) -> list[Instruction]:
     for position, instruction in enumerate(data):
         code.append(instruction)
         if position in ending:
-            code.append(Release(tuple(ending[position]), Space.HOST))
+            code.append(Release(tuple(ending[position]), HOST))
     return code

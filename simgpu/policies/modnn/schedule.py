@@ -33,7 +33,7 @@ from simgpu.memory.pool import Request
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.streams import AcquireWorkspace, Point, ReleaseWorkspace, StreamClock
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Initialize, Launch, Release, Space
+from simgpu.program.instructions import DEVICE, HOST, Acquire, Copy, Initialize, Launch, Release
 from simgpu.trace.model import AlgorithmChoice
 
 
@@ -83,8 +83,8 @@ class Schedule:
 
     def _receive_inputs(self) -> None:
         if host_inputs := self.tasks.host_inputs:
-            self.data.do(Acquire(host_inputs, Space.HOST))
-            self.data.do(Initialize(host_inputs, Space.HOST))
+            self.data.do(Acquire(host_inputs, HOST))
+            self.data.do(Initialize(host_inputs, HOST))
             self._in_host_memory.update(host_inputs)
             self.memory.on_host.update(host_inputs)
             self._mark_offloaded(host_inputs, -1)
@@ -153,7 +153,7 @@ class Schedule:
             self.data.wait(self.memory.written[b])
             if b not in self._in_host_memory:
                 self._in_host_memory.add(b)
-                self.data.do(Acquire((b,), Space.HOST))
+                self.data.do(Acquire((b,), HOST))
             self._copy(b, out=True)
             self.memory.on_host.add(b)
         return bool(lacking)
@@ -161,9 +161,9 @@ class Schedule:
     def _copy(self, b: int, *, out: bool) -> None:
         start = self.data.now
         if out:
-            self.data.do(CopyOut(b), self.tasks.out_ns[b])
+            self.data.do(Copy(b, DEVICE, HOST), self.tasks.out_ns[b])
         else:
-            self.data.do(CopyIn(b), self.tasks.in_ns[b])
+            self.data.do(Copy(b, HOST, DEVICE), self.tasks.in_ns[b])
         self.transfers.append(Transfer(b, out, start, self.data.now))
 
     def _load(self, task: Task, missing: tuple[int, ...]) -> None:

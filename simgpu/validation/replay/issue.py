@@ -4,7 +4,7 @@ One host thread issues all instructions; each stream of the program is a stream 
 
 * Launch, Encode, Decode: a busy loop of the simulated duration. Encoding on host cores occupies its own stream (on a
   GPU, a GPU stream), not a core of the host.
-* CopyOut, CopyIn: copies between the block's device and host buffers, with as many bytes as the simulated copy.
+* Copy: copies between the block's device and host buffers, with as many bytes as the simulated copy.
 * Signal, Await: events of the device. The stream waits, not the host.
 * Acquire, Release: allocates and releases buffers. The host allocates ahead of the device; if memory is short, it waits
   until the device has reached enough releases.
@@ -26,17 +26,17 @@ from simgpu.errors import InputError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.pool import aligned
 from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
     Acquire,
     Await,
-    CopyIn,
-    CopyOut,
+    Copy,
     Decode,
     Encode,
     Launch,
     Program,
     Release,
     Signal,
-    Space,
 )
 from simgpu.timeline.streams import StreamId
 from simgpu.validation.devices import Device, Event, Stream
@@ -113,8 +113,8 @@ class _Issuer:
         self.last = iterations - 1
         self.streams: list[Stream] = [device.new_stream(str(stream)) for stream in program.streams]
         self.memories = {
-            Space.DEVICE: BlockMemory(graph.sizes, limits.device, limits.alignment, _maker(device.empty, device.name)),
-            Space.HOST: BlockMemory(graph.copy_sizes, limits.host, 1, _maker(device.host_buffer, "the host")),
+            DEVICE: BlockMemory(graph.sizes, limits.device, limits.alignment, _maker(device.empty, device.name)),
+            HOST: BlockMemory(graph.copy_sizes, limits.host, 1, _maker(device.host_buffer, "the host")),
         }
         self.works: list[_Work] = []
         self.calls: Counter[str] = Counter()
@@ -126,8 +126,8 @@ class _Issuer:
         #: Events of device memory acquired (positive bytes) and released (negative), in the order issued.
         self.moments: list[tuple[Event, int]] = []
         for holding in program.initial_contents:
-            self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
-        self.initial_bytes = self.memories[Space.DEVICE].bytes_of(program.resident)
+            self.memories[holding.memory].take(holding.blocks)
+        self.initial_bytes = self.memories[DEVICE].bytes_of(program.resident)
         device.synchronize()
         self.origin = self.streams[0].record()
 
@@ -141,23 +141,22 @@ class _Issuer:
                 self._busy(step, graph.encoded[into].encode_ns, "encode", graph.blocks[into].id)
             case Decode(_, source):
                 self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
-            case CopyOut() as copy:
-                self._copy(step, MeasuredKind.COPY_D2H, copy.block, copy.host_block)
-            case CopyIn(b):
-                self._copy(step, MeasuredKind.COPY_H2D, b, b)
+            case Copy() as copy:
+                kind = MeasuredKind.COPY_D2H if copy.src == DEVICE else MeasuredKind.COPY_H2D
+                self._copy(step, kind, copy.block, copy.copied)
             case Signal(event):
                 self.events[event].append(stream.record())
             case Await(event):
                 if step.nth > 0:
                     stream.wait(self.events[event][step.nth - 1])
-            case Acquire(blocks, space):
-                size = self.memories[space].take(blocks)
-                if space is Space.DEVICE and size:
+            case Acquire(blocks, memory):
+                size = self.memories[memory].take(blocks)
+                if memory == DEVICE and size:
                     self.moments.append((stream.record(), size))
-            case Release(blocks, space):
+            case Release(blocks, memory):
                 released = stream.record()
-                size = self.memories[space].release(blocks, released)
-                if space is Space.DEVICE and size:
+                size = self.memories[memory].release(blocks, released)
+                if memory == DEVICE and size:
                     self.moments.append((released, -size))
             case _:
                 pass  # Initialize takes no time
@@ -177,7 +176,7 @@ class _Issuer:
         return Issued(
             iteration_ends_ns=tuple(max(map(since, ends), default=0) for ends in self.ends),
             peak_bytes=self._peak(),
-            allocated_bytes=self.memories[Space.DEVICE].peak,
+            allocated_bytes=self.memories[DEVICE].peak,
             d2h_bytes=self.copied[MeasuredKind.COPY_D2H],
             h2d_bytes=self.copied[MeasuredKind.COPY_H2D],
             spans=tuple(sorted(spans, key=lambda span: span.start_ns)),
@@ -205,7 +204,7 @@ class _Issuer:
     def _copy(self, step: Step, kind: MeasuredKind, b: int, retained: int) -> None:
         """Copies between block b on the device and its host block `retained`."""
         size = self.graph.copy_sizes[retained]
-        on_host, on_device = self.memories[Space.HOST][retained], self.memories[Space.DEVICE][b][:size]
+        on_host, on_device = self.memories[HOST][retained], self.memories[DEVICE][b][:size]
         target, source = (on_host, on_device) if kind is MeasuredKind.COPY_D2H else (on_device, on_host)
         stream = self.streams[step.stream]
         self._between(step, kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))

@@ -16,23 +16,8 @@ from typing import NamedTuple
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.instructions import (
-    Acquire,
-    Await,
-    CopyIn,
-    CopyOut,
-    Decode,
-    Encode,
-    Instruction,
-    Launch,
-    Program,
-    Release,
-    Signal,
-    Space,
-)
+from simgpu.program.instructions import DEVICE, HOST, WORK, Acquire, Await, Instruction, Program, Release, Signal
 from simgpu.timeline.model import SpanKind, Timeline
-
-WORK = (Launch, CopyOut, CopyIn, Encode, Decode)
 
 # Order within one instant.
 _STEP_PAST, _RELEASE, _SIGNAL, _SERVE, _ACQUIRE, _START = range(6)
@@ -133,9 +118,9 @@ class _Memory:
 class _Walk:
     def __init__(self, program: Program, graph: TaskGraph, timeline: Timeline, device: Pool, host: Pool) -> None:
         self.program = program
-        self.memories = {Space.DEVICE: _Memory(device, graph.sizes), Space.HOST: _Memory(host, graph.copy_sizes)}
+        self.memories = {DEVICE: _Memory(device, graph.sizes), HOST: _Memory(host, graph.copy_sizes)}
         for holding in program.initial_contents:
-            self.memories[Space.HOST if holding.gpu is None else Space.DEVICE].take(holding.blocks)
+            self.memories[holding.memory].take(holding.blocks)
         iterations = len(timeline.iteration_ends_ns)
         streams = range(len(program.streams))
         self.places = [_Place(program, stream, iterations) for stream in streams]
@@ -190,13 +175,13 @@ class _Walk:
         """Executes a stream's next instruction, or queues the stream; None if it must wait."""
         place = self.places[stream]
         match place.instruction:
-            case Acquire(blocks, space, offsets):
-                memory = self.memories[space]
+            case Acquire(blocks, where, offsets):
+                memory = self.memories[where]
                 if memory.queue or not memory.take(blocks, offsets):
                     memory.queue.append(stream)
                     return None
-            case Release(blocks, space):
-                self.memories[space].release(blocks)
+            case Release(blocks, where):
+                self.memories[where].release(blocks)
                 self.freed = True
             case Await(event):
                 target = self._target(place)

@@ -14,7 +14,7 @@ from simgpu.graph.tasks_file import tasks_from_json
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.io.input_files import JSON_LIMIT, read_json, read_text
 from simgpu.machine.run import POOLS
-from simgpu.program.instructions import Acquire, CopyIn, CopyOut, Program
+from simgpu.program.instructions import Acquire, Copy, Program
 from simgpu.program.paging import Paged
 from simgpu.program.text import from_json
 from simgpu.program.verify import verify
@@ -131,11 +131,11 @@ def _check_supported(simulated_program: SimulatedProgram, source: str, *, compre
     if compressing:
         problems.append(f"is for node {simulated_program.node.name} with compression hardware; no real device has it")
     copied = {
-        (instruction.block, instruction.host_block if isinstance(instruction, CopyOut) else instruction.block)
+        (instruction.block, instruction.copied)
         for segment in program.segments
         for code in segment.streams.values()
         for instruction in code
-        if isinstance(instruction, CopyOut | CopyIn)
+        if isinstance(instruction, Copy)
     }
     larger = [
         b

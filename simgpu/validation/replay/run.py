@@ -18,7 +18,7 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import LinkSpec, NodeSpec
 from simgpu.io.free_memory import available_memory
 from simgpu.machine.run import POOLS, run_program
-from simgpu.program.instructions import CopyIn, CopyOut
+from simgpu.program.instructions import Copy
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.units import BYTE_UNITS, format_bytes
@@ -121,11 +121,11 @@ def _sizes(simulated_program: SimulatedProgram) -> tuple[int, ...]:
     At least one size exceeds a processor's cache; otherwise a CPU would measure its cache bandwidth.
     """
     copied = {
-        instruction.host_block if isinstance(instruction, CopyOut) else instruction.block
+        instruction.copied
         for segment in simulated_program.program.segments
         for code in segment.streams.values()
         for instruction in code
-        if isinstance(instruction, CopyOut | CopyIn)
+        if isinstance(instruction, Copy)
     }
     largest = max([_LEAST, *(simulated_program.graph.copy_sizes[b] for b in copied)])
     last = next((place for place, size in enumerate(DEFAULT_SIZES) if size >= largest), len(DEFAULT_SIZES))

@@ -16,7 +16,7 @@ from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import copy_ns
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.capuchin.passive import Use, demand, passive_program, passive_run
-from simgpu.program.instructions import COMPUTE, CopyIn, CopyOut, Launch, Program
+from simgpu.program.instructions import COMPUTE, Copy, Launch, Program
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.chain import chain
@@ -53,13 +53,12 @@ def context_of(trace: Trace, where: NodeSpec, budget: int) -> PlanContext:
 
 def copies(program: Program, tasks: TaskGraph) -> list[str]:
     """Copies out, then copies in, each in stream order; all of them are synchronous."""
-    words = {CopyOut: "out", CopyIn: "in"}
     return [
-        f"{words[type(step)]}:{tasks.blocks[step.block].id}"
+        f"{'out' if step.src == 'device' else 'in'}:{tasks.blocks[step.block].id}"
         for part in program.segments
         for code in part.streams.values()
         for step in code
-        if isinstance(step, CopyOut | CopyIn)
+        if isinstance(step, Copy)
     ]
 
 
@@ -195,8 +194,8 @@ def test_an_iteration_takes_its_compute_and_all_its_copies(data: st.DataObject):
     for part in program.segments:
         for code in part.streams.values():
             for step in code:
-                if isinstance(step, CopyOut | CopyIn):
-                    rate = link.d2h_bandwidth if isinstance(step, CopyOut) else link.h2d_bandwidth
+                if isinstance(step, Copy):
+                    rate = link.d2h_bandwidth if step.src == "device" else link.h2d_bandwidth
                     expected += copy_ns(tasks.copy_sizes[step.block], rate, link.latency_ns)
     assert result.iteration_ns == expected
 
