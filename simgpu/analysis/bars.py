@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.timeline.model import Column, MemoryCurve, Span, SpanKind, Timeline
-from simgpu.timeline.streams import StreamId, is_compute
+from simgpu.timeline.streams import StreamId, engine_ends, is_compute
 from simgpu.trace.model import Phase
 
 
@@ -34,6 +35,9 @@ RECOMPUTE = Look("recompute", "#CCBB44")
 CODEC = Look("codec", "#AA3377")
 COPY_D2H = Look("D2H copy", "#EE8866")
 COPY_H2D = Look("H2D copy", "#44AA99")
+#: Copies between memories of which none is the GPU's; further from the GPU, and nearer.
+COPY_AWAY = Look("copy to a further memory", "#999933")
+COPY_BACK = Look("copy from a further memory", "#117733")
 WAIT_COPY_OUT = Look("stalled on D2H", "#F8D0C0", "////", COPY_D2H.fill)
 WAIT_COPY_IN = Look("stalled on H2D", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
 WAIT_COPY = Look("stalled on a copy", "#E6E2D3", "////", "#8A7A3A")
@@ -61,6 +65,8 @@ LOOKS = (
     CODEC,
     COPY_D2H,
     COPY_H2D,
+    COPY_AWAY,
+    COPY_BACK,
     WAIT_COPY_OUT,
     WAIT_COPY_IN,
     WAIT_COPY,
@@ -74,11 +80,8 @@ _BUSY = {
     SpanKind.RECOMPUTE: RECOMPUTE,
     SpanKind.ENCODE: CODEC,
     SpanKind.DECODE: CODEC,
-    SpanKind.COPY_D2H: COPY_D2H,
-    SpanKind.COPY_H2D: COPY_H2D,
 }
-
-
+_COPIES = {"d2h": COPY_D2H, "h2d": COPY_H2D}
 #: What is waited for by the role of the stream that signals it.
 _WAITS = {"d2h": WAIT_COPY_OUT, "h2d": WAIT_COPY_IN, "data": WAIT_COPY}
 
@@ -87,15 +90,23 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
     """The look of a span; phases: the phase of each kernel, where it is known."""
     if span.kind is SpanKind.COMPUTE:
         return PHASES[phases[span.name]] if span.name in phases else COMPUTE
+    if span.kind is SpanKind.COPY:
+        return _copy_look(span.resource)
     if not span.kind.is_stall:
         return _BUSY[span.kind]
-    memory = span.kind in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
+    memory = span.kind is SpanKind.STALL_MEMORY
     if not is_compute(span.stream):
         return COPY_WAIT_MEMORY if memory else COPY_WAIT
     if memory:
         return WAIT_MEMORY
     cause = StreamId.of(span.cause).role if span.cause else ""
-    return _WAITS.get(cause, WAIT_OTHER)
+    return _WAITS.get(cause, WAIT_COPY if engine_ends(cause) else WAIT_OTHER)
+
+
+def _copy_look(name: str) -> Look:
+    """The look of a copy by its engine; the host and the device are nearer than other memories."""
+    _, target = engine_ends(name) or ("", "")
+    return _COPIES.get(name) or (COPY_BACK if target in (DEVICE, HOST) else COPY_AWAY)
 
 
 def bars(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.timeline.model import Column, SpanKind, Timeline
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import StreamId, engine_ends
 
 #: Names of `Breakdown.parts`, in the order in which they are shown; the first four are those of HOME's figure 7.
 PARTS = ("computation", "overlap", "swapping", "recomputation", "codec", "other")
@@ -26,14 +26,14 @@ USUAL_PARTS = PARTS[:4]
 
 @dataclass(frozen=True, slots=True)
 class CopyTime:
-    """Nanoseconds of copies in one direction: overlapped with compute (hidden), and not (exposed)."""
+    """Nanoseconds of copies on one engine: overlapped with compute (hidden), and not (exposed)."""
 
     hidden: int
     exposed: int
 
     @property
     def busy(self) -> int:
-        """All nanoseconds in which something was copied that way."""
+        """All nanoseconds in which the engine copied something."""
         return self.hidden + self.exposed
 
 
@@ -42,27 +42,26 @@ class Breakdown:
     """Nanoseconds of one iteration by cause; the causes add up to `total`, the length of the iteration.
 
     compute: running kernels for the first time; overlap: how much of it was overlapped with a copy in either direction.
-    codec: encoding or decoding on a compute stream. stalled_memory: waiting for device or pinned host memory.
-    stalled_host: waiting for a codec or a kernel on the host. stalled_other: waiting for something that is none of
-    these; 0 with one compute stream of one GPU. copy_d2h, copy_h2d: how much copy time was hidden.
+    codec: encoding or decoding on a compute stream. stalled_copies: by copy engine, waiting for its copies.
+    stalled_memory: waiting for memory, of whichever kind. stalled_host: waiting for a codec or a kernel on the host.
+    stalled_other: waiting for something that is none of these; 0 with one compute stream of one GPU. copies: by copy
+    engine, how much copy time was hidden. Engines are those of `Timeline.engines`.
     """
 
     compute: int
     recompute: int
     codec: int
-    stalled_d2h: int
-    stalled_h2d: int
+    stalled_copies: Mapping[str, int]
     stalled_memory: int
     stalled_host: int
     stalled_other: int
-    copy_d2h: CopyTime
-    copy_h2d: CopyTime
+    copies: Mapping[str, CopyTime]
     overlap: int
 
     @property
     def stalled(self) -> int:
         """All nanoseconds in which no compute stream ran anything."""
-        waited_for_copies = self.stalled_d2h + self.stalled_h2d
+        waited_for_copies = sum(self.stalled_copies.values())
         return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_other
 
     @property
@@ -95,27 +94,29 @@ class Owner(IntEnum):
     COMPUTE = 0
     RECOMPUTE = 1
     CODEC = 2
-    COPY_D2H = 3
-    COPY_H2D = 4
-    MEMORY = 5
-    HOST = 6
-    OTHER = 7
+    COPY = 3
+    MEMORY = 4
+    HOST = 5
+    OTHER = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Instants:
     """An iteration cut into intervals at every span boundary, and to whom each belongs.
 
-    lengths: ns. owner: an `Owner` each. row: of the span that owns the interval, -1 where there is none: what a compute
-    stream runs, or what the chain of waits ends in. waiting: row of the wait that the first stalled compute stream
-    stands in, -1 where a compute stream is busy. rows: (streams, intervals) of the spans that are under way, else -1.
+    lengths: ns. owner: an `Owner` each. engine: for `Owner.COPY` the position in `engines`, else -1. row: of the span
+    that owns the interval, -1 where there is none: what a compute stream runs, or what the chain of waits ends in.
+    waiting: row of the wait that the first stalled compute stream stands in, -1 where a compute stream is busy. rows:
+    (streams, intervals) of the spans that are under way, else -1.
     """
 
     lengths: Column
     owner: Column
+    engine: Column
     row: Column
     waiting: Column
     rows: NDArray[np.int64]
+    engines: tuple[str, ...]
 
 
 _Instants = NDArray[np.int64]
@@ -126,10 +127,7 @@ _BUSY = {
     SpanKind.ENCODE: Owner.CODEC,
     SpanKind.DECODE: Owner.CODEC,
 }
-_MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
 _ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
-_DIRECTIONS = {"d2h": Owner.COPY_D2H, "h2d": Owner.COPY_H2D}
-_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _NOTHING = -1
 
 
@@ -149,38 +147,36 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     Spans are cut at the iteration's window; all intervals are half-open. `IndexError` when there is no such
     iteration; `ValueError` for a stream that does two things at once.
 
-    >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+    >>> from simgpu.timeline.model import SpanKind, Timeline
     >>> import numpy as np
     >>> column = lambda *values: np.array(values, dtype=np.int64)
-    >>> empty = MemoryCurve(column(), column(), column(), None)
     >>> timeline = Timeline(("compute", "d2h"), ("conv1", "x", "conv2"), gpu=column(0, 0, 0, 0),
     ...     stream=column(0, 1, 0, 0), name=column(0, 1, 1, 2),
     ...     start_ns=column(0, 0, 5, 8), end_ns=column(5, 8, 8, 10),
-    ...     kind=column(SpanKind.COMPUTE, SpanKind.COPY_D2H, SpanKind.STALL_EVENT, SpanKind.COMPUTE),
+    ...     kind=column(SpanKind.COMPUTE, SpanKind.COPY, SpanKind.STALL_EVENT, SpanKind.COMPUTE),
     ...     bytes=column(0, 64, 0, 0), cause=column(-1, -1, 1, -1), iteration=column(0, 0, 0, 0),
-    ...     device_memory=empty, host_memory=empty, iteration_ends_ns=(10,))
+    ...     resource=column(-1, 0, -1, -1), resources=("d2h",), memories=(), iteration_ends_ns=(10,))
     >>> parts = breakdown(timeline)
-    >>> parts.compute, parts.stalled_d2h, parts.total, parts.copy_d2h
+    >>> parts.compute, parts.stalled_copies["d2h"], parts.total, parts.copies["d2h"]
     (7, 3, 10, CopyTime(hidden=5, exposed=3))
     >>> parts.parts
     {'computation': 2, 'overlap': 5, 'swapping': 3, 'recomputation': 0, 'codec': 0, 'other': 0}
     """
     start, end = timeline.window(iteration)
     sweep = _Sweep(timeline, start, end, gpu)
-    owner = _attributed(sweep).owner
+    instants = _attributed(sweep)
+    owner = instants.owner
     computing = owner <= Owner.CODEC
     result = Breakdown(
         compute=sweep.duration(owner == Owner.COMPUTE),
         recompute=sweep.duration(owner == Owner.RECOMPUTE),
         codec=sweep.duration(owner == Owner.CODEC),
-        stalled_d2h=sweep.duration(owner == Owner.COPY_D2H),
-        stalled_h2d=sweep.duration(owner == Owner.COPY_H2D),
+        stalled_copies={name: sweep.duration(instants.engine == at) for at, name in enumerate(sweep.engines)},
         stalled_memory=sweep.duration(owner == Owner.MEMORY),
         stalled_host=sweep.duration(owner == Owner.HOST),
         stalled_other=sweep.duration(owner == Owner.OTHER),
-        copy_d2h=_copy_time(sweep, SpanKind.COPY_D2H, computing),
-        copy_h2d=_copy_time(sweep, SpanKind.COPY_H2D, computing),
-        overlap=sweep.duration((owner == Owner.COMPUTE) & sweep.does(*_COPIES)),
+        copies={name: _copy_time(sweep.copying(at), sweep, computing) for at, name in enumerate(sweep.engines)},
+        overlap=sweep.duration((owner == Owner.COMPUTE) & sweep.does(SpanKind.COPY)),
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
@@ -197,7 +193,8 @@ class _Sweep:
 
     lengths: (intervals,) ns. rows, kinds, causes: (streams, intervals); -1 where a stream does nothing. own: rows of
     the GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
-    directions: (streams,) the owner of a copy stream, or OTHER.
+    engines: their names. on: (streams, intervals) the position of the engine that copies, -1 without a copy; named:
+    (streams,) that of the engine that a stream is named by, -1 for others.
     """
 
     def __init__(self, timeline: Timeline, start: int, end: int, gpu: int) -> None:
@@ -212,6 +209,10 @@ class _Sweep:
         self.rows = np.full(shape, _NOTHING, dtype=np.int64)
         self.kinds = np.full(shape, _NOTHING, dtype=np.int64)
         self.causes = np.full(shape, _NOTHING, dtype=np.int64)
+        self.on = np.full(shape, _NOTHING, dtype=np.int64)
+        self.engines = timeline.engines
+        place = {name: at for at, name in enumerate(self.engines)}
+        engine_of = np.array([*(place.get(name, _NOTHING) for name in timeline.resources), _NOTHING], dtype=np.int64)
         for stream, name in enumerate(timeline.streams):
             mine = np.flatnonzero(timeline.stream[inside] == stream)
             if len(mine) == 0:
@@ -221,11 +222,12 @@ class _Sweep:
             self.rows[stream, active] = spans
             self.kinds[stream, active] = timeline.kind[spans]
             self.causes[stream, active] = timeline.cause[spans]
+            self.on[stream, active] = engine_of[timeline.resource[spans]]
         streams = [StreamId.of(name) for name in timeline.streams]
         self.own = [i for i, stream in enumerate(streams) if stream.gpu == gpu]
         self.compute = [i for i in self.own if streams[i].role == "compute"]
         self.host = [i for i, stream in enumerate(streams) if stream.role == "host"]
-        self.directions = np.array([_DIRECTIONS.get(s.role, Owner.OTHER) for s in streams], dtype=np.int64)
+        self.named = np.array([place.get(s.role, _NOTHING) for s in streams], dtype=np.int64)
 
     def duration(self, where: NDArray[np.bool_]) -> int:
         """Nanoseconds of the intervals chosen by a mask."""
@@ -234,6 +236,16 @@ class _Sweep:
     def does(self, *kinds: SpanKind) -> NDArray[np.bool_]:
         """In which intervals a stream of the GPU does something of these kinds."""
         result: NDArray[np.bool_] = np.logical_or.reduce(np.isin(self.kinds[self.own], kinds), axis=0)
+        return result
+
+    def link(self, engine: int) -> int:
+        """A number that engines of one link share: the position of the first of them."""
+        src, dst = engine_ends(self.engines[engine]) or ("", "")
+        return min(at for at, name in enumerate(self.engines) if engine_ends(name) in ((src, dst), (dst, src)))
+
+    def copying(self, engine: int) -> NDArray[np.bool_]:
+        """In which intervals a stream of the GPU copies on an engine."""
+        result: NDArray[np.bool_] = np.logical_or.reduce(self.on[self.own] == engine, axis=0)
         return result
 
 
@@ -247,7 +259,7 @@ def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column
 
 
 def _attributed(sweep: _Sweep) -> Instants:
-    owner, row, wait = (np.full(len(sweep.lengths), _NOTHING, dtype=np.int64) for _ in range(3))
+    owner, engine, row, wait = (np.full(len(sweep.lengths), _NOTHING, dtype=np.int64) for _ in range(4))
     compute, running = sweep.kinds[sweep.compute], sweep.rows[sweep.compute]
     for kind, who in _BUSY.items():
         does = compute == kind
@@ -261,57 +273,66 @@ def _attributed(sweep: _Sweep) -> Instants:
     if waiting.any():
         at, which = idle[waiting], stalled[:, waiting].argmax(axis=0)
         wait[at] = running[which, at]
-        owner[at], row[at] = _follow(sweep, at, np.array(sweep.compute, dtype=np.int64)[which])
-    return Instants(sweep.lengths, owner, row, wait, sweep.rows)
+        owner[at], engine[at], row[at] = _follow(sweep, at, np.array(sweep.compute, dtype=np.int64)[which])
+    return Instants(sweep.lengths, owner, engine, row, wait, sweep.rows, sweep.engines)
 
 
-def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants, _Instants]:
-    """Owners of the intervals `at`, in which the given stream is stalled, and the spans that cause the stalls.
+def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants, _Instants, _Instants]:
+    """Owners and engines of the intervals `at`, in which the given stream is stalled, and the spans that cause it.
 
-    An event is followed to the stream that will signal it. Where the chain ends in a stream that neither
-    copies nor waits for memory, or does not end within one step per stream, the last copy stream on the way
-    gives the direction.
+    An event is followed to the stream that will signal it. Where the chain ends in a stream that neither copies nor
+    waits for memory, or does not end within one step per stream, the last stream on the way that is named by an engine
+    gives the engine.
     """
     owner = np.full(len(at), Owner.OTHER, dtype=np.int64)
-    row = np.full(len(at), _NOTHING, dtype=np.int64)
+    engine, row = (np.full(len(at), _NOTHING, dtype=np.int64) for _ in range(2))
     stream = stream.copy()
     open_ = np.arange(len(at))
-    for _ in sweep.directions:
+    for _ in sweep.named:
         here, now = stream[open_], at[open_]
         kind = sweep.kinds[here, now]
-        direction = sweep.directions[here]
         busy = kind != _NOTHING
         row[open_[busy]] = sweep.rows[here, now][busy]
-        owner[open_[direction != Owner.OTHER]] = direction[direction != Owner.OTHER]
-        owner[open_[np.isin(kind, _MEMORY)]] = Owner.MEMORY
-        on_host = np.isin(kind, _ON_HOST) & np.isin(here, sweep.host)
-        owner[open_[np.isin(kind, _CODEC) | on_host]] = Owner.HOST
-        for copy, who in zip(_COPIES, (Owner.COPY_D2H, Owner.COPY_H2D), strict=True):
-            owner[open_[kind == copy]] = who
+        _assign(owner, engine, open_, sweep.named[here])
+        elsewhere = kind == SpanKind.STALL_MEMORY
+        owner[open_[elsewhere]], engine[open_[elsewhere]] = Owner.MEMORY, _NOTHING
+        on_host = np.isin(kind, _CODEC) | (np.isin(kind, _ON_HOST) & np.isin(here, sweep.host))
+        owner[open_[on_host]], engine[open_[on_host]] = Owner.HOST, _NOTHING
+        _assign(owner, engine, open_, sweep.on[here, now])
         queued = kind == SpanKind.STALL_ENGINE
         mine = open_[queued]
-        owner[mine], row[mine] = _engine_holder(sweep, now[queued], owner[mine], row[mine])
+        holder, row[mine] = _engine_holder(sweep, here[queued], now[queued], row[mine])
+        _assign(owner, engine, mine, holder)
         cause = sweep.causes[here, now]
         onward = (kind == SpanKind.STALL_EVENT) & (cause != _NOTHING)
         stream[open_[onward]] = cause[onward]
         open_ = open_[onward]
         if len(open_) == 0:
             break
-    return owner, row
+    return owner, engine, row
 
 
-def _engine_holder(sweep: _Sweep, at: _Instants, owner: _Instants, row: _Instants) -> tuple[_Instants, _Instants]:
-    """Direction and span of the first stream that copies while another waits for its engine; else as they are."""
-    holder, span = owner.copy(), row.copy()
-    for other in reversed(range(len(sweep.directions))):
-        kind = sweep.kinds[other, at]
-        copying = np.isin(kind, _COPIES)
-        holder[kind == SpanKind.COPY_D2H] = Owner.COPY_D2H
-        holder[kind == SpanKind.COPY_H2D] = Owner.COPY_H2D
+def _assign(owner: _Instants, engine: _Instants, which: _Instants, engines: _Instants) -> None:
+    """Attribute intervals to copies on engines, where there is one."""
+    known = engines != _NOTHING
+    owner[which[known]], engine[which[known]] = Owner.COPY, engines[known]
+
+
+def _engine_holder(sweep: _Sweep, waiting: _Instants, at: _Instants, row: _Instants) -> tuple[_Instants, _Instants]:
+    """Engine and span of the first stream that copies while another waits for its engine; -1 and `row` without one.
+
+    A waiting stream that is named by an engine waits for a copy over the same link.
+    """
+    holder, span = np.full(len(at), _NOTHING, dtype=np.int64), row.copy()
+    link = np.array([*map(sweep.link, range(len(sweep.engines))), _NOTHING], dtype=np.int64)
+    wanted = link[sweep.named[waiting]]
+    for other in reversed(range(len(sweep.named))):
+        on = sweep.on[other, at]
+        copying = (on != _NOTHING) & ((wanted == _NOTHING) | (link[on] == wanted))
+        holder[copying] = sweep.on[other, at][copying]
         span[copying] = sweep.rows[other, at][copying]
     return holder, span
 
 
-def _copy_time(sweep: _Sweep, kind: SpanKind, computing: NDArray[np.bool_]) -> CopyTime:
-    copying = sweep.does(kind)
+def _copy_time(copying: NDArray[np.bool_], sweep: _Sweep, computing: NDArray[np.bool_]) -> CopyTime:
     return CopyTime(sweep.duration(copying & computing), sweep.duration(copying & ~computing))

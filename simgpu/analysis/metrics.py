@@ -6,18 +6,21 @@ Integers stay integers; each float is the result of one division at the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simgpu.analysis.breakdown import Breakdown, breakdown
+from simgpu.analysis.breakdown import Breakdown, CopyTime, breakdown
 from simgpu.analysis.compression import Compression
 from simgpu.analysis.power import Power
-from simgpu.hardware.spec import Duplex, LinkSpec
+from simgpu.hardware.spec import DEVICE, Duplex, MemoryLink
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.streams import OWN_ENGINES, engine_ends
 
 
 class MetricRow(NamedTuple):
@@ -36,33 +39,31 @@ class Metrics:
     bytes are those of all together, link utilisation is the mean of theirs, and memory that of the GPU that holds most.
 
     samples_per_s: infinite for an iteration that takes no time (whose mean and utilisation are 0). slowdown: iteration
-    over ideal, 1 or more, and less only where compressed memory makes kernels faster. d2h_bytes, h2d_bytes: of the
-    copies that start in the iteration's window. d2h_utilisation, h2d_utilisation: those bytes over what the
-    link could carry that way in the window; may pass 1 where the last copy ends after the window. device_peak_bytes,
+    over ideal, 1 or more, and less only where compressed memory makes kernels faster. copied_bytes: by copy engine, of
+    the copies that start in the iteration's window. utilisation: by copy engine, those bytes over what its link could
+    carry that way in the window; may pass 1 where the last copy ends after the window. device_peak_bytes,
     device_mean_bytes (rounded down): live bytes in the window. swapping_ns: copies and codecs that start in the window,
     hidden or not, each for as long as it took (the swapping latency of CSWAP, figure 3); codec_share: the codecs' part
-    of it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, host_peak_bytes: live bytes
-    over the whole run, warm-up included. fragmentation: share of the memory needed from address 0 up to the highest
-    byte ever used that peak use leaves in holes; None where the pool gives no addresses. power: energy and power, None
-    where nothing is known of them. compression: of device memory, None where nothing is compressed. Of several GPUs
-    only: speedup, against the ideal iteration of the whole batch on one GPU; together_ns, by how much the iteration is
-    longer than that of one GPU alone on its share (the exchange of gradients, and links that are shared), negative
-    where it is shorter.
+    of it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, shared_peak_bytes: live bytes
+    of device memory, and by name of the memories that GPUs share, over the whole run, warm-up included. fragmentation:
+    share of the memory needed from address 0 up to the highest byte ever used that peak use leaves in holes; None where
+    the pool gives no addresses. power: energy and power, None where nothing is known of them. compression: of device
+    memory, None where nothing is compressed. Of several GPUs only: speedup, against the ideal iteration of the whole
+    batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share (the
+    exchange of gradients, and links that are shared), negative where it is shorter.
     """
 
     iteration_ns: int
     samples_per_s: float
     slowdown: float
     breakdown: Breakdown
-    d2h_bytes: int
-    h2d_bytes: int
-    d2h_utilisation: float
-    h2d_utilisation: float
+    copied_bytes: Mapping[str, int]
+    utilisation: Mapping[str, float]
     device_peak_bytes: int
     device_mean_bytes: int
     device_peak_used_bytes: int
     run_peak_bytes: int
-    host_peak_bytes: int
+    shared_peak_bytes: Mapping[str, int]
     swapping_ns: int = 0
     codec_share: float | None = None
     fragmentation: float | None = None
@@ -70,6 +71,11 @@ class Metrics:
     speedup: float | None = None
     together_ns: int | None = None
     compression: Compression | None = None
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes over the GPUs' own links, both directions together."""
+        return sum(self.copied_bytes[engine] for engine in OWN_ENGINES)
 
     def rows(self) -> tuple[MetricRow, ...]:
         """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""
@@ -82,24 +88,18 @@ class Metrics:
             ("overlap_ns", parts.overlap, "ns"),
             ("recompute_ns", parts.recompute, "ns"),
             ("codec_ns", parts.codec, "ns"),
-            ("stalled_d2h_ns", parts.stalled_d2h, "ns"),
-            ("stalled_h2d_ns", parts.stalled_h2d, "ns"),
+            *((f"stalled_{engine}_ns", ns, "ns") for engine, ns in parts.stalled_copies.items()),
             ("stalled_memory_ns", parts.stalled_memory, "ns"),
             ("stalled_host_ns", parts.stalled_host, "ns"),
             ("stalled_other_ns", parts.stalled_other, "ns"),
-            ("d2h_overlapped_ns", parts.copy_d2h.hidden, "ns"),
-            ("d2h_exposed_ns", parts.copy_d2h.exposed, "ns"),
-            ("h2d_overlapped_ns", parts.copy_h2d.hidden, "ns"),
-            ("h2d_exposed_ns", parts.copy_h2d.exposed, "ns"),
-            ("d2h_bytes", self.d2h_bytes, "B"),
-            ("h2d_bytes", self.h2d_bytes, "B"),
-            ("d2h_utilisation", self.d2h_utilisation, ""),
-            ("h2d_utilisation", self.h2d_utilisation, ""),
+            *(row for engine, copies in parts.copies.items() for row in _copy_rows(engine, copies)),
+            *((f"{engine}_bytes", size, "B") for engine, size in self.copied_bytes.items()),
+            *((f"{engine}_utilisation", share, "") for engine, share in self.utilisation.items()),
             ("device_peak_bytes", self.device_peak_bytes, "B"),
             ("device_mean_bytes", self.device_mean_bytes, "B"),
             ("device_peak_used_bytes", self.device_peak_used_bytes, "B"),
             ("run_peak_bytes", self.run_peak_bytes, "B"),
-            ("host_peak_bytes", self.host_peak_bytes, "B"),
+            *((f"{memory}_peak_bytes", size, "B") for memory, size in self.shared_peak_bytes.items()),
             ("swapping_ns", self.swapping_ns, "ns"),
             ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
@@ -116,7 +116,7 @@ def measure(
     *,
     batch: int,
     ideal_ns: int,
-    link: LinkSpec,
+    links: Sequence[MemoryLink],
     fragmentation: float | None = None,
     power: Power | None = None,
     single_ideal_ns: int | None = None,
@@ -126,10 +126,10 @@ def measure(
 ) -> Metrics:
     """The numbers of one iteration (the last one by default).
 
-    batch: samples per iteration. ideal_ns: the iteration's time with unlimited memory and no transfers. power: of the
-    same iteration, where it is known; likewise compression. single_ideal_ns, alone_ns: of several GPUs, the ideal
-    iteration of the whole batch on one GPU, and one GPU's on its share without the others. A half-duplex link is
-    measured against its one shared capacity. Errors as in `breakdown`.
+    links: the node's, by which engines copy. batch: samples per iteration. ideal_ns: the iteration's time with
+    unlimited memory and no transfers. power: of the same iteration, where it is known; likewise compression.
+    single_ideal_ns, alone_ns: of several GPUs, the ideal iteration of the whole batch on one GPU, and one GPU's on its
+    share without the others. A half-duplex link is measured against its one shared capacity. Errors as in `breakdown`.
 
     >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
     >>> import numpy as np
@@ -137,35 +137,32 @@ def measure(
     >>> curve = MemoryCurve(column(0, 600), column(100, 50), column(128, 64), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
     ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(1000), bytes=column(0), cause=column(-1),
-    ...     iteration=column(0), device_memory=curve, host_memory=curve, iteration_ends_ns=(1000,))
-    >>> metrics = measure(timeline, batch=32, ideal_ns=800, link=LinkSpec("pcie", 10**9, 10**9))
+    ...     iteration=column(0), resource=column(-1), resources=(), memories=(curve,), iteration_ends_ns=(1000,))
+    >>> metrics = measure(timeline, batch=32, ideal_ns=800, links=[MemoryLink(("device", "host"), "pcie", (1, 1))])
     >>> metrics.slowdown, metrics.samples_per_s, metrics.device_peak_bytes, metrics.device_mean_bytes
     (1.25, 32000000.0, 100, 80)
     """
     start, end = timeline.window(iteration)
-    out = _bytes_started(timeline, SpanKind.COPY_D2H, start, end)
-    back = _bytes_started(timeline, SpanKind.COPY_H2D, start, end)
-    shared = max(link.d2h_bandwidth, link.h2d_bandwidth)
-    half = link.duplex is Duplex.HALF
+    copied = {name: _bytes_started(timeline, timeline.copies(name), start, end) for name in timeline.engines}
     last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
     devices = timeline.device_memories
-    carried = (end - start) * len(devices)
     codec_ns = _busy(timeline, (SpanKind.ENCODE, SpanKind.DECODE), start, end)
-    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY_D2H, SpanKind.COPY_H2D), start, end)
+    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY,), start, end)
     return Metrics(
         iteration_ns=end - start,
         samples_per_s=_ratio(batch * 10**9, end - start),
         slowdown=_ratio(end - start, ideal_ns),
         breakdown=breakdown(timeline, iteration),
-        d2h_bytes=out,
-        h2d_bytes=back,
-        d2h_utilisation=_utilisation(out, shared if half else link.d2h_bandwidth, carried),
-        h2d_utilisation=_utilisation(back, shared if half else link.h2d_bandwidth, carried),
+        copied_bytes=copied,
+        utilisation={
+            name: _utilisation(size, end - start, *_capacity(name, links, len(devices)))
+            for name, size in copied.items()
+        },
         device_peak_bytes=max(_peak(device.time_ns, device.live, start, end, last) for device in devices),
         device_mean_bytes=max(_mean(device, start, end) for device in devices),
         device_peak_used_bytes=max(_peak(device.time_ns, device.used, start, end, last) for device in devices),
         run_peak_bytes=max(int(device.live.max(initial=0)) for device in devices),
-        host_peak_bytes=int(timeline.host_memory.live.max(initial=0)),
+        shared_peak_bytes={each.memory: int(each.live.max(initial=0)) for each in timeline.shared_memories},
         swapping_ns=swapping_ns,
         codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
@@ -174,6 +171,20 @@ def measure(
         together_ns=None if alone_ns is None else end - start - alone_ns,
         compression=compression,
     )
+
+
+def _copy_rows(engine: str, copies: CopyTime) -> list[tuple[str, int, str]]:
+    return [(f"{engine}_overlapped_ns", copies.hidden, "ns"), (f"{engine}_exposed_ns", copies.exposed, "ns")]
+
+
+def _capacity(engine: str, links: Sequence[MemoryLink], gpus: int) -> tuple[int, int]:
+    """Bytes per second that an engine's link carries in its direction, and how many such links the node's GPUs have."""
+    ends = engine_ends(engine)
+    for link in links:
+        if ends is not None and {*ends} == {*link.ends}:
+            rate = max(link.bandwidths) if link.duplex is Duplex.HALF else link.bandwidths[ends != link.ends]
+            return rate, gpus if DEVICE in ends else 1
+    raise ValueError(f"no link has the engine {engine}")
 
 
 def _power_rows(power: Power | None) -> list[tuple[str, int | float | None, str]]:
@@ -198,8 +209,8 @@ def _ratio(part: int, total: int) -> float:
     return math.inf if part else 1.0
 
 
-def _utilisation(size: int, bandwidth: int, window: int) -> float:
-    return size * 10**9 / (bandwidth * window) if window else 0.0
+def _utilisation(size: int, window: int, bandwidth: int, links: int) -> float:
+    return size * 10**9 / (bandwidth * window * links) if window else 0.0
 
 
 def _busy(timeline: Timeline, kinds: tuple[SpanKind, ...], start: int, end: int) -> int:
@@ -207,8 +218,8 @@ def _busy(timeline: Timeline, kinds: tuple[SpanKind, ...], start: int, end: int)
     return int((timeline.end_ns - timeline.start_ns)[chosen].sum())
 
 
-def _bytes_started(timeline: Timeline, kind: SpanKind, start: int, end: int) -> int:
-    chosen = (timeline.kind == kind) & (timeline.start_ns >= start) & (timeline.start_ns < end)
+def _bytes_started(timeline: Timeline, copies: NDArray[np.bool_], start: int, end: int) -> int:
+    chosen = copies & (timeline.start_ns >= start) & (timeline.start_ns < end)
     return int(timeline.bytes[chosen].sum())
 
 

@@ -24,9 +24,10 @@ from matplotlib.patches import Patch
 from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve
 from simgpu.errors import InputError
+from simgpu.hardware.spec import DEVICE
 from simgpu.io.atomic import atomic_file
 from simgpu.timeline.model import Column, Timeline
-from simgpu.timeline.streams import track_order
+from simgpu.timeline.streams import engine_ends, track_order
 from simgpu.trace.model import Phase
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, format_power, format_time
 
@@ -89,12 +90,11 @@ def plot_timeline(
     phases: the phase of each kernel by id, to distinguish forward from backward. ax: draw there instead of in a new
     figure. Kernels too short to see are joined. `IndexError` when there is no such iteration.
 
-    >>> from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+    >>> from simgpu.timeline.model import SpanKind, Timeline
     >>> column = lambda *values: np.array(values, dtype=np.int64)
-    >>> empty = MemoryCurve(column(), column(), column(), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
     ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(10**6), bytes=column(0), cause=column(-1),
-    ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(10**6,))
+    ...     iteration=column(0), resource=column(-1), resources=(), memories=(), iteration_ends_ns=(10**6,))
     >>> plot_timeline(timeline, title="one kernel").axes[0].get_title(loc="left")
     'one kernel'
     """
@@ -114,19 +114,20 @@ def plot_memory(
     budget: int | None = None,
     iteration: int | None = -1,
     title: str | None = None,
+    memory: str = DEVICE,
     ax: Axes | None = None,
 ) -> Figure:
-    """Device memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
+    """A memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
 
-    With several GPUs, the one with the highest peak, and thin lines for the others.
+    Of device memory with several GPUs, the one with the highest peak, and thin lines for the others.
 
-    budget: bytes, drawn as a line; the timeline's own capacity by default, no line where memory was
-    unlimited.
+    budget: bytes, drawn as a line; the memory's own capacity by default, no line where it was unlimited. memory: its
+    name, such as ``host``; `KeyError` for one that the run lacks.
     """
     window = _window(timeline, iteration)
     if ax is None:
         ax = _figure(_MEMORY_INCHES + 0.8).subplots()
-    _draw_memory(ax, timeline, window, budget)
+    _draw_memory(ax, timeline, window, budget, memory)
     _title(ax, window, title)
     _time_axis(ax, window)
     return cast(Figure, ax.figure)
@@ -233,7 +234,7 @@ def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping
                 boxes = _boxes(look, row, window.scaled(starts), window.scaled(ends), wide, busy)
                 ax.add_collection(boxes, autolim=False)
     ax.set_ylim(len(rows) - 0.45, -0.55)
-    ax.set_yticks(list(rows.values()), [_STREAM_LABELS.get(stream, stream) for stream in rows])
+    ax.set_yticks(list(rows.values()), [_stream_label(stream) for stream in rows])
     ax.tick_params(axis="y", length=0)
     used = {look.label: look for _, look in sorted(drawn, key=lambda key: LOOKS.index(key[1]), reverse=True)}
     handles: list[Artist] = [
@@ -243,6 +244,13 @@ def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping
     ]
     _legend(ax, handles)
     _iteration_marks(ax, window)
+
+
+def _stream_label(stream: str) -> str:
+    if stream in _STREAM_LABELS:
+        return _STREAM_LABELS[stream]
+    ends = engine_ends(stream)
+    return f"{ends[0]} to {ends[1]}\ncopies" if ends else stream
 
 
 def _boxes(
@@ -276,11 +284,12 @@ def _boxes(
     )
 
 
-def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | None) -> None:
-    curves = [steps(curve, window.start, window.end) for curve in timeline.device_memories]
+def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | None, memory: str = DEVICE) -> None:
+    drawn = timeline.device_memories if memory == DEVICE else (timeline.memory(memory),)
+    curves = [steps(curve, window.start, window.end) for curve in drawn]
     neediest = max(range(len(curves)), key=lambda gpu: (int(curves[gpu].live.max()), -gpu))
     shown = curves[neediest]
-    budget = timeline.device_memory.capacity if budget is None else budget
+    budget = drawn[0].capacity if budget is None else budget
     peak = int(shown.live.max())
     top = max(int(shown.used.max()), 1)
     # A budget far above the curve would flatten it: then it is named, not drawn.
@@ -303,7 +312,7 @@ def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | No
     if others:
         handles.append(Line2D([], [], color="0.45", linewidth=0.6, label="live on the other GPUs"))
     ax.set_ylim(0, height * 1.25 / scale)
-    ax.set_ylabel(f"memory of GPU {neediest} ({unit})" if others else f"device memory ({unit})")
+    ax.set_ylabel(f"memory of GPU {neediest} ({unit})" if others else f"{memory} memory ({unit})")
     if line and budget is not None:
         ax.axhline(budget / scale, **_BUDGET_LINE)
     if budget is not None:

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.work import WorkDone
-from simgpu.hardware.spec import GpuSpec, PowerSpec
+from simgpu.hardware.spec import DEVICE, GpuSpec, PowerSpec
 from simgpu.timeline.model import Column, SpanKind, Timeline
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import StreamId, engine_ends
 from simgpu.workloads.timemodel.formats import product_rate
 
 #: A profiler cannot look closer than this: drivers update the reported power of a board that often (Lang and
@@ -140,7 +140,7 @@ def measure_power(timeline: Timeline, work: WorkDone, gpu: GpuSpec, dtype: str, 
     >>> empty = MemoryCurve(column(), column(), column(), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
     ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(1000), bytes=column(0), cause=column(-1),
-    ...     iteration=column(0), device_memory=empty, host_memory=empty, iteration_ends_ns=(1000,))
+    ...     iteration=column(0), resource=column(-1), resources=(), memories=(), iteration_ends_ns=(1000,))
     >>> gpu = GpuSpec("gpu", 1, fp32_rate=10**12, power=PowerSpec(200_000, 50_000, 120_000, dram_fj=100_000, link_fj=0))
     >>> half_of_the_rate = WorkDone({"conv1": KernelWork(500_000, dram_bytes=40_000)}, {}, {})
     >>> power = measure_power(timeline, half_of_the_rate, gpu, "float32")
@@ -185,7 +185,7 @@ class _Drawing:
             & (timeline.start_ns < self.end)
             & (timeline.end_ns > timeline.start_ns)
             & (timeline.kind < SpanKind.STALL_EVENT)
-            & ~_on_host(timeline)
+            & ~_beyond_the_board(timeline)
         )
         self.starts = np.maximum(timeline.start_ns[rows], self.start)
         self.ends = np.minimum(timeline.end_ns[rows], self.end)
@@ -241,7 +241,10 @@ def _parts(
     return _Parts(0, work.copies[name] * power.dram_fj // 1000, link_bytes * power.link_fj // 1000)
 
 
-def _on_host(timeline: Timeline) -> NDArray[np.bool_]:
-    """Which spans the host's processors work at."""
+def _beyond_the_board(timeline: Timeline) -> NDArray[np.bool_]:
+    """Which spans the host's processors work at, and copies between memories of which none is a GPU's."""
     hosts = [number for number, name in enumerate(timeline.streams) if StreamId.of(name).role == "host"]
-    return np.isin(timeline.stream, hosts)
+    elsewhere = [name for name in timeline.engines if DEVICE not in (engine_ends(name) or ())]
+    copies = (timeline.copies(name) for name in elsewhere)
+    beyond: NDArray[np.bool_] = np.logical_or.reduce([np.isin(timeline.stream, hosts), *copies])
+    return beyond

@@ -158,7 +158,7 @@ def _cells(metrics: Metrics) -> list[str]:
         _number(metrics.samples_per_s),
         f"{metrics.slowdown:.3f}x",
         f"{stalled:.1%}",
-        format_bytes(metrics.d2h_bytes + metrics.h2d_bytes),
+        format_bytes(metrics.link_bytes),
         format_bytes(metrics.device_peak_bytes),
     ]
 

@@ -260,7 +260,8 @@ def _rate(samples_per_s: float) -> str:
 
 
 def _numbers(each: LargestBatch) -> dict[str, Any]:
-    numbers = {key: getattr(each.result.metrics, key) for key in _NUMBERS} if each.result else {}
+    rows = {row.key: row.value for row in each.result.metrics.rows()} if each.result else {}
+    numbers: dict[str, Any] = {key: rows[key] for key in _NUMBERS if key in rows}
     steady = each.result.steady if each.result else None
     near = each.recommended
     numbers |= {f"recommended_{name}": value for name, value in near._asdict().items()} if near else {}

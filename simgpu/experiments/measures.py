@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from simgpu.hardware.spec import DEVICE
+from simgpu.timeline.streams import engine_ends, engine_text
 from simgpu.units import format_bytes, format_energy, format_power, format_time
 
 #: Table cell of a run that was out of memory.
@@ -64,6 +66,31 @@ def _has(metrics: Sequence[_Metrics | None], *keys: str) -> bool:
     return any(result and result.get(key) for result in metrics for key in keys)
 
 
+def _engines(metrics: Sequence[_Metrics | None]) -> list[str]:
+    """The copy engines that some policy has metrics of, in their order."""
+    return engines_of(each for each in metrics if each)
+
+
+def _shared_memories(metrics: Sequence[_Metrics | None]) -> list[str]:
+    """The memories besides device and buddy memory that some policy has metrics of, in their order."""
+    peaks = _named((each for each in metrics if each), "_peak_bytes")
+    return [name for name in peaks if name not in (DEVICE, "run", "buddy")]
+
+
+def engines_of(metrics: Iterable[_Metrics]) -> list[str]:
+    """The copy engines that metrics name, in their order.
+
+    >>> engines_of([{"d2h_utilisation": 0.5, "h2d_utilisation": 0.0, "iteration_ns": 7}])
+    ['d2h', 'h2d']
+    """
+    return _named(metrics, "_utilisation")
+
+
+def _named(metrics: Iterable[_Metrics], end: str) -> list[str]:
+    keys = dict.fromkeys(key for each in metrics for key in each if key.endswith(end))
+    return [key.removesuffix(end) for key in keys]
+
+
 def _iteration(entry: Mapping[str, Any]) -> str:
     return failure(entry) or format_time(entry["metrics"]["iteration_ns"])
 
@@ -82,27 +109,28 @@ def _speed(entries: Sequence[Mapping[str, Any]], metrics: Sequence[_Metrics | No
 
 
 def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
+    stalls = ((f"stalled on {engine_text(name)}", f"stalled_{name}_ns", False) for name in _engines(metrics))
     for name, key, part in (
         ("compute", "compute_ns", False),
         ("overlapped", "overlap_ns", True),
         ("recompute", "recompute_ns", False),
         ("codec", "codec_ns", False),
-        ("stalled on D2H", "stalled_d2h_ns", False),
-        ("stalled on H2D", "stalled_h2d_ns", False),
+        *stalls,
         ("stalled on memory", "stalled_memory_ns", False),
         ("stalled on host", "stalled_host_ns", False),
         ("stalled, other", "stalled_other_ns", False),
     ):
         if _has(metrics, key):
-            cells = (_with_share(m[key], m["iteration_ns"]) if m else _ABSENT for m in metrics)
+            cells = (_with_share(m.get(key, 0), m["iteration_ns"]) if m else _ABSENT for m in metrics)
             yield MeasureRow(name, tuple(cells), part)
 
 
 def _traffic(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
-    for link, way in (("d2h", "device-to-host"), ("h2d", "host-to-device")):
-        yield _line(metrics, way, f"{link}_bytes", format_bytes)
+    for link in _engines(metrics):
+        src, dst = engine_ends(link) or (link, link)
+        yield _line(metrics, f"{src}-to-{dst}", f"{link}_bytes", format_bytes)
         overlapped = (_overlapped(m, link) if m else _ABSENT for m in metrics)
         yield MeasureRow("overlapped", tuple(overlapped), part=True)
         yield _line(metrics, "link utilisation", f"{link}_utilisation", _share, part=True)
@@ -128,7 +156,8 @@ def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
         yield _line(metrics, "overflow entries", "overflow_share", _share, part=True)
         yield _line(metrics, "read by kernels", "buddy_read_bytes", format_bytes, part=True)
         yield _line(metrics, "written", "buddy_written_bytes", format_bytes, part=True)
-    yield _line(metrics, "peak host memory", "host_peak_bytes", format_bytes)
+    for name in _shared_memories(metrics):
+        yield _line(metrics, f"peak {name} memory", f"{name}_peak_bytes", format_bytes)
 
 
 def _energy(metrics: Sequence[_Metrics | None], limits: Sequence[int]) -> Iterator[MeasureRow]:
@@ -165,7 +194,7 @@ def _with_share(part: int, total: int) -> str:
 
 
 def _overlapped(metrics: _Metrics, link: str) -> str:
-    overlapped, exposed = metrics[f"{link}_overlapped_ns"], metrics[f"{link}_exposed_ns"]
+    overlapped, exposed = (metrics.get(f"{link}_{part}_ns", 0) for part in ("overlapped", "exposed"))
     return _share(overlapped / (overlapped + exposed)) if overlapped + exposed else _ABSENT
 
 

@@ -279,9 +279,8 @@ def _of_timeline(result: Result | None) -> dict[str, Any]:
     return {
         "timeline": {
             "iteration_ends_ns": list(timeline.iteration_ends_ns),
-            "device_capacity_bytes": timeline.device_memory.capacity,
-            "host_capacity_bytes": timeline.host_memory.capacity,
         }
+        | {f"{curve.memory}_capacity_bytes": curve.capacity for curve in timeline.memories}
     }
 
 

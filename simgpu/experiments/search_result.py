@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.errors import OutOfMemoryError
+from simgpu.hardware.spec import DEVICE
 from simgpu.planning.evaluator import DOES_NOT_FIT
 from simgpu.planning.options import Action, Option
 from simgpu.policies.base import Trial, plain_parameters
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -250,7 +252,7 @@ class Search:
         if isinstance(self.outcome, OutOfMemoryError):
             return "out of memory"
         time = self.outcome.iteration_ns
-        peak = int(self.outcome.timeline.device_memory.used.max(initial=0))
+        peak = int(self.outcome.timeline.memory(DEVICE).used.max(initial=0))
         over = f"slowdown {time / self.ideal_ns:.3f}x" if self.ideal_ns else "ideal takes no time"
         return f"{format_time(time)}, {over}, peak memory {format_bytes(peak)}"
 
@@ -355,10 +357,11 @@ def _plain(frame: pd.DataFrame) -> dict[str, list[Any]]:
     }
 
 
-#: Start and end of the first span by kind and name, ns from the start of the iteration.
-_Spans = Mapping[tuple[SpanKind, str], tuple[int, int]]
+#: Start and end of the first span by kind (`Span.label`) and name, ns from the start of the iteration.
+_Spans = Mapping[tuple[str, str], tuple[int, int]]
 
-_SPAN_KINDS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
+_COMPUTE, _RECOMPUTE = SpanKind.COMPUTE.label(), SpanKind.RECOMPUTE.label()
+_D2H, _H2D = (SpanKind.COPY.label(engine) for engine in OWN_ENGINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,27 +409,27 @@ def placed_maps(graph: TaskGraph, chosen: Chosen, timeline: Timeline | None) -> 
 def _spans(timeline: Timeline) -> _Spans:
     """The spans of the last iteration."""
     begin, last = timeline.window(-1)[0], len(timeline.iteration_ends_ns) - 1
-    results: dict[tuple[SpanKind, str], tuple[int, int]] = {}
+    results: dict[tuple[str, str], tuple[int, int]] = {}
     for span in timeline:
-        if span.iteration == last and span.kind in _SPAN_KINDS:
-            results.setdefault((span.kind, span.name), (span.start_ns - begin, span.end_ns - begin))
+        if span.iteration == last and not span.kind.is_stall:
+            results.setdefault((span.label, span.name), (span.start_ns - begin, span.end_ns - begin))
     return results
 
 
 def _placed(graph: TaskGraph, each: Activation, option: Option, overhead: int, spans: _Spans) -> PlacedMap:
     block, maker = graph.blocks[each.block], graph.uses[each.block][0]
 
-    def at(kind: SpanKind, name: str, end: bool) -> int | None:
+    def at(kind: str, name: str, end: bool) -> int | None:
         return spans[kind, name][end] if (kind, name) in spans else None
 
     offloaded = prefetched = None
     if option.action is Action.SWAP:
         copied = block.id if option.encoding is None else f"{block.id}:{option.encoding.codec}"
-        offloaded, prefetched = at(SpanKind.COPY_D2H, copied, True), at(SpanKind.COPY_H2D, copied, True)
+        offloaded, prefetched = at(_D2H, copied, True), at(_H2D, copied, True)
     elif option.action is Action.RECOMPUTE:
         writer = max(k for k in graph.uses[each.block] if k <= each.after and each.block in graph.writes[k])
-        offloaded = at(SpanKind.COMPUTE, graph.kernels[each.after].id, True)
-        prefetched = at(SpanKind.RECOMPUTE, graph.kernels[writer].id, True)
+        offloaded = at(_COMPUTE, graph.kernels[each.after].id, True)
+        prefetched = at(_RECOMPUTE, graph.kernels[writer].id, True)
     return PlacedMap(
         name=block.id,
         layer=graph.layers.name_of(maker),
@@ -436,7 +439,7 @@ def _placed(graph: TaskGraph, each: Activation, option: Option, overhead: int, s
         overhead_ns=overhead,
         offloaded_ns=offloaded,
         prefetched_ns=prefetched,
-        needed_ns=at(SpanKind.COMPUTE, graph.kernels[each.before].id, False),
+        needed_ns=at(_COMPUTE, graph.kernels[each.before].id, False),
     )
 
 

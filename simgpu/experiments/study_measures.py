@@ -83,7 +83,7 @@ class StudyCell:
             training.counts,
             None if None in steady else all(steady),
             not all(result.program.unlimited_memory for result in results),
-            traffic_bytes=sum(each.d2h_bytes + each.h2d_bytes for each in metrics),
+            traffic_bytes=sum(each.link_bytes for each in metrics),
             energy_nj=drawn if known else None,
             average_power=drawn / time_ns / limit_w if limit_w and time_ns else None,
             peak_power=max(each.largest_w for each in known) / limit_w if limit_w else None,

@@ -17,6 +17,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, simulate
 from simgpu.timeline.model import SpanKind
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import Trace, TraceInfo
 
@@ -117,18 +118,14 @@ def departures(result: Result) -> dict[str, str]:
     """
     timeline = result.timeline
     last = timeline.iteration == result.iterations - 1
-    spans = sorted(
-        (start, timeline.names[name], kind)
-        for start, name, kind in zip(
-            timeline.start_ns[last].tolist(), timeline.name[last].tolist(), timeline.kind[last].tolist(), strict=True
-        )
-        if kind in (SpanKind.ENCODE, SpanKind.COPY_D2H)
-    )
+    chosen = last & ((timeline.kind == SpanKind.ENCODE) | timeline.copies(OWN_ENGINES[0]))
+    columns = (column[chosen].tolist() for column in (timeline.start_ns, timeline.name, timeline.kind))
+    spans = sorted((start, timeline.names[name], kind) for start, name, kind in zip(*columns, strict=True))
     forms = {name for _, name, kind in spans if kind == SpanKind.ENCODE}
     results: dict[str, str] = {}
     for _, name, kind in spans:
         block, _, codec = name.rpartition(":") if name in forms else (name, "", AS_IT_IS)
-        if kind == SpanKind.COPY_D2H or block in results:
+        if kind == SpanKind.COPY or block in results:
             results[block] = codec or results.get(block, AS_IT_IS)
     return results
 

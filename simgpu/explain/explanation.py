@@ -15,10 +15,11 @@ import numpy as np
 from simgpu.analysis.breakdown import Owner
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.explain.losses import Loss, losses, overhead_parts
+from simgpu.hardware.spec import DEVICE
 from simgpu.simulation.config import check_kind
 from simgpu.simulation.result import Result
-from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.streams import is_compute
+from simgpu.timeline.model import SpanKind, Timeline, kind_of
+from simgpu.timeline.streams import StreamId, engine_ends, engine_text, is_compute
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -31,15 +32,6 @@ _SHOWN = 10
 _LAYERS = 4
 LOSS_HEADINGS = ("lost", "share", "cause: tensor; engine, decision; reason")
 PATH_HEADINGS = ("time", "share", "steps", "stream", "work")
-#: Labels of kinds of work in a table, by the timeline's label.
-_WORK = {
-    SpanKind.COPY_D2H.label: "D2H copy",
-    SpanKind.COPY_H2D.label: "H2D copy",
-    SpanKind.STALL_EVENT.label: "waits for another stream",
-    SpanKind.STALL_ENGINE.label: "waits for the copy engine",
-    SpanKind.STALL_DEVICE_MEMORY.label: "waits for device memory",
-    SpanKind.STALL_HOST_MEMORY.label: "waits for host memory",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +106,7 @@ class Explanation:
         """Rows of the table with `PATH_HEADINGS`: the kinds of work on the critical path."""
         total = self.result.iteration_ns
         return [
-            (*_amount(ns, total), str(count), stream, _WORK.get(kind, kind.replace("_", " ")))
+            (*_amount(ns, total), str(count), stream, _work_text(kind))
             for (stream, kind), (ns, count) in by_kind(self.path).items()
         ]
 
@@ -190,26 +182,41 @@ def loss_dict(loss: Loss) -> dict[str, Any]:
     """A loss as plain data."""
     cause = loss.cause
     text = (cause.tensor, loss.tensor_bytes, loss.what, cause.engine, cause.decision, cause.reason)
-    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss.owner), *text, loss.kernel, loss.waits), strict=True))
+    return dict(zip(_LOSS_COLUMNS, (loss.ns, _owner(loss), *text, loss.kernel, loss.waits), strict=True))
 
 
-def _owner(owner: Owner) -> str:
-    return owner.name.lower()
+def _owner(loss: Loss) -> str:
+    """In files: ``copy_d2h`` for time lost to the engine's copies, for example."""
+    return SpanKind.COPY.label(loss.copy_engine) if loss.owner is Owner.COPY else loss.owner.name.lower()
+
+
+def _work_text(label: str) -> str:
+    """A kind of work in a table, from its label in the timeline.
+
+    >>> _work_text("copy_d2h"), _work_text("stall_ssd_memory"), _work_text("recompute")
+    ('D2H copy', 'waits for ssd memory', 'recompute')
+    """
+    match kind_of(label):
+        case (SpanKind.COPY, engine):
+            return f"{engine_text(engine)} copy"
+        case (SpanKind.STALL_MEMORY, memory):
+            return f"waits for {memory} memory"
+        case (SpanKind.STALL_EVENT, _):
+            return "waits for another stream"
+        case (SpanKind.STALL_ENGINE, _):
+            return "waits for the copy engine"
+    return label.replace("_", " ")
 
 
 def _amount(ns: int, total: int) -> tuple[str, str]:
     return format_time(ns), f"{ns / total:.1%}" if total else "-"
 
 
-_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
-_MEMORY = (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY)
-
-
 @dataclass(frozen=True, slots=True)
 class PathStep:
     """A step of the critical path: work on a stream, clipped to the iteration's start; times in ns.
 
-    row: of the timeline, -1 for idle time.
+    row: of the timeline, -1 for idle time. resource: the engine of a copy.
     """
 
     start_ns: int
@@ -218,6 +225,7 @@ class PathStep:
     kind: SpanKind | None
     name: str
     row: int
+    resource: str = ""
 
     @property
     def ns(self) -> int:
@@ -227,7 +235,7 @@ class PathStep:
     @property
     def label(self) -> str:
         """The kind of work, or ``idle``."""
-        return "idle" if self.kind is None else self.kind.label
+        return "idle" if self.kind is None else self.kind.label(self.resource)
 
 
 def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ...]:
@@ -301,8 +309,7 @@ class _Walk:
     def signaller(self, row: int, kind: SpanKind, at: int) -> int | None:
         """The stream that ended a wait; None if the timeline does not show it."""
         if kind is SpanKind.STALL_ENGINE:
-            gpu = self.timeline.gpu[row]
-            copies = (self._copying(n, at, gpu) for n in range(len(self.rows)))
+            copies = (self._copying(n, at, row) for n in range(len(self.rows)))
             return next((n for n, copying in enumerate(copies) if copying), None)
         cause = int(self.timeline.cause[row])
         return cause if cause >= 0 and self.ending(cause, at) is not None else None
@@ -320,17 +327,26 @@ class _Walk:
         ended = cause < 0 or self.ending(cause, begin) is not None
         return None if ended or self.ending(cause, at) is None else cause
 
-    def _copying(self, stream: int, at: int, gpu: np.int64) -> bool:
-        """Whether a copy of this GPU on a stream ended at time `at`."""
-        row = self.ending(stream, at)
-        return row is not None and self.timeline.kind[row] in _COPIES and self.timeline.gpu[row] == gpu
+    def _copying(self, stream: int, at: int, waiting: int) -> bool:
+        """Whether a copy on a stream ended at time `at` that another, in row `waiting`, may have waited for.
+
+        A stream that is named by an engine waits for a copy over the same link, any other for one of its GPU.
+        """
+        timeline, row = self.timeline, self.ending(stream, at)
+        if row is None or timeline.kind[row] != SpanKind.COPY:
+            return False
+        wanted = engine_ends(StreamId.of(timeline.streams[int(timeline.stream[waiting])]).role) or ()
+        used = engine_ends(timeline.resources[int(timeline.resource[row])]) or ()
+        same_gpu = timeline.gpu[row] == timeline.gpu[waiting] or DEVICE not in used
+        return bool(same_gpu) and (not wanted or {*wanted} == {*used})
 
     def step(self, row: int, start: int, end: int) -> PathStep:
         timeline = self.timeline
         number = int(timeline.name[row])
         name = timeline.names[number] if number >= 0 else ""
         stream = timeline.streams[int(timeline.stream[row])]
-        return PathStep(start, end, stream, SpanKind(int(timeline.kind[row])), name, row)
+        resource = timeline.resources[int(timeline.resource[row])] if timeline.resource[row] >= 0 else ""
+        return PathStep(start, end, stream, SpanKind(int(timeline.kind[row])), name, row, resource)
 
 
 def by_kind(steps: Sequence[PathStep]) -> dict[tuple[str, str], tuple[int, int]]:

@@ -18,14 +18,13 @@ import numpy as np
 from simgpu.analysis.breakdown import Instants, Owner, attributed
 from simgpu.graph.replicate import Replicate
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import WORK, Await, Decode, Encode, Instruction, Launch, Program, Signal
+from simgpu.program.instructions import DEVICE, WORK, Await, Decode, Encode, Instruction, Launch, Program, Signal
 from simgpu.program.paging import Remote
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SpanKind, Timeline
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import OWN_ENGINES, StreamId, engine_text
 from simgpu.trace.model import Block, BlockKind
 
-_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 #: The decision behind a codec's time; True for codecs on the host.
 _CODEC_DECISIONS = {
     (SpanKind.ENCODE, False): "encode before offload",
@@ -34,7 +33,7 @@ _CODEC_DECISIONS = {
     (SpanKind.DECODE, True): "decode on the host before prefetch",
 }
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
-_STALLED = (Owner.COPY_D2H, Owner.COPY_H2D, Owner.MEMORY, Owner.HOST, Owner.OTHER)
+_STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.OTHER)
 
 
 class Cause(NamedTuple):
@@ -56,7 +55,7 @@ class Cause(NamedTuple):
 class Loss:
     """Time lost to one cause in one iteration.
 
-    owner: as in the breakdown.
+    owner: as in the breakdown. copy_engine: for `Owner.COPY` the engine that compute waited for, else empty.
     ns: lost nanoseconds.
     waits: number of waits.
     tensor_bytes: size of the tensor in device memory, 0 if there is no tensor.
@@ -73,6 +72,7 @@ class Loss:
     what: str
     layer: str
     kernel: str
+    copy_engine: str = ""
 
     @property
     def stalled(self) -> bool:
@@ -96,11 +96,11 @@ def losses(result: Result, iteration: int = -1) -> tuple[Loss, ...]:
     """
     instants = attributed(result.timeline, iteration)
     causes = _Causes(result, Places(result), instants)
-    sums: dict[tuple[Cause, Owner], _Sum] = {}
+    sums: dict[tuple[Cause, Owner, int], _Sum] = {}
     for at in np.flatnonzero(instants.owner != Owner.COMPUTE).tolist():
-        key = causes.cause(at), Owner(int(instants.owner[at]))
+        key = causes.cause(at), Owner(int(instants.owner[at])), int(instants.engine[at])
         sums.setdefault(key, _Sum()).add(int(instants.lengths[at]), int(instants.waiting[at]), causes.waiter(at))
-    unsorted = (causes.loss(cause, owner, total) for (cause, owner), total in sums.items())
+    unsorted = (causes.loss(*key, total) for key, total in sums.items())
     return tuple(sorted(unsorted, key=lambda loss: (-loss.ns, loss.cause)))
 
 
@@ -137,8 +137,8 @@ class _Causes:
         row = self._releasing(row, at)
         engine = self.timeline.streams[int(self.timeline.stream[row])]
         kind = SpanKind(int(self.timeline.kind[row]))
-        if kind in _COPIES:
-            return Cause(self._name(row), engine, self._copy_decision(row, kind), reason)
+        if kind is SpanKind.COPY:
+            return Cause(self._name(row), engine, self._copy_decision(row), reason)
         if kind in _CODECS:
             return Cause(
                 self._encoded_block(row), engine, _CODEC_DECISIONS[kind, StreamId.of(engine).role == "host"], reason
@@ -152,34 +152,37 @@ class _Causes:
             return Cause(self._name(row), engine, f"runs{where}", reason)
         if self.places.program.residency is not None:
             return Cause(self._name(row), engine, "page faults", reason)
-        return Cause(self._name(row), engine, kind.label.removeprefix("stall_").replace("_", " "), reason)
+        label = kind.label(self._resource(row))
+        return Cause(self._name(row), engine, label.removeprefix("stall_").replace("_", " "), reason)
 
     def waiter(self, at: int) -> str:
         """The kernel that an interval delayed."""
         wait = int(self.instants.waiting[at])
         return self._kernel(self._delayed(wait)) if wait >= 0 else ""
 
-    def loss(self, cause: Cause, owner: Owner, total: _Sum) -> Loss:
+    def loss(self, cause: Cause, owner: Owner, engine: int, total: _Sum) -> Loss:
+        """What all waits of one cause lost. engine: a position in the instants' engines, -1 for none."""
         kernel = max(total.kernels, key=lambda name: (total.kernels[name], name))
-        number = self.blocks.get(cause.tensor)
+        number, copied_by = self.blocks.get(cause.tensor), self.instants.engines[engine] if engine >= 0 else ""
         if number is None:
-            return Loss(cause, owner, total.ns, len(total.waits), 0, "", "", kernel)
+            return Loss(cause, owner, total.ns, len(total.waits), 0, "", "", kernel, copied_by)
         size, text = self.graph.sizes[number], block_text(self.graph, number)
         layer = _plain(self.graph, number).layer or ""
-        return Loss(cause, owner, total.ns, len(total.waits), size, text, layer, kernel)
+        return Loss(cause, owner, total.ns, len(total.waits), size, text, layer, kernel, copied_by)
 
     # --- texts ----------------------------------------------------------------------------------------------
 
     def _releasing(self, row: int, at: int) -> int:
         """For a wait for memory, the current work of the stream that will release memory, if known; else `row`."""
-        if self.timeline.kind[row] not in (SpanKind.STALL_DEVICE_MEMORY, SpanKind.STALL_HOST_MEMORY):
+        if self.timeline.kind[row] != SpanKind.STALL_MEMORY:
             return row
         releaser = int(self.timeline.cause[row])
         work = int(self.instants.rows[releaser, at]) if releaser >= 0 else -1
         return work if work >= 0 and self.timeline.kind[work] < SpanKind.STALL_EVENT else row
 
-    def _copy_decision(self, row: int, kind: SpanKind) -> str:
-        out = kind is SpanKind.COPY_D2H
+    def _copy_decision(self, row: int) -> str:
+        engine = self._resource(row)
+        out = engine == OWN_ENGINES[0]
         residency = self.places.program.residency
         if isinstance(residency, Remote):
             return "writes to host memory" if out else "reads from host memory"
@@ -188,9 +191,9 @@ class _Causes:
         kernel = self.places.kernel_during(row)
         issued = "" if kernel is None else f" during {self._kernel(kernel)}"
         if self.places.exchanged(row):
-            return f"gradient exchange, {'D2H' if out else 'H2D'}{issued}"
-        if kernel is None:
-            return "D2H copy" if out else "H2D copy"
+            return f"gradient exchange, {engine_text(engine)}{issued}"
+        if kernel is None or engine not in OWN_ENGINES:
+            return f"{engine_text(engine)} copy{issued}"
         return f"{'offload' if out else 'prefetch'}{issued}"
 
     def _encoded_block(self, row: int) -> str:
@@ -212,16 +215,16 @@ class _Causes:
         name, kind = self._kernel(kernel), SpanKind(int(self.timeline.kind[row]))
         if self.places.program.residency is not None:
             return f"{name} accesses it"
-        if kind is SpanKind.STALL_HOST_MEMORY:
-            return "host memory is full"
-        if kind is SpanKind.STALL_DEVICE_MEMORY:
+        if kind is SpanKind.STALL_MEMORY and self._resource(row) != DEVICE:
+            return f"{self._resource(row)} memory is full"
+        if kind is SpanKind.STALL_MEMORY:
             return f"{name if row == wait else 'the prefetch'} waits for device memory"
         number = int(self.timeline.name[row]) - len(self.graph.kernels)
         if kernel is None:
             return "the iteration ends with it"
         if number >= 0 and number in self._touched(kernel):
             return f"{name} uses it"
-        return f"{name} waits for {'this copy' if kind in _COPIES else 'it'}"
+        return f"{name} waits for {'this copy' if kind is SpanKind.COPY else 'it'}"
 
     def _touched(self, kernel: int) -> set[int]:
         """Blocks that a kernel reads or writes, and their encoded forms."""
@@ -236,6 +239,10 @@ class _Causes:
         if SpanKind(int(self.timeline.kind[row])) in (SpanKind.COMPUTE, SpanKind.RECOMPUTE):
             return int(self.timeline.name[row])
         return self.places.next_launch(row)
+
+    def _resource(self, row: int) -> str:
+        number = int(self.timeline.resource[row])
+        return self.timeline.resources[number] if number >= 0 else ""
 
     def _name(self, row: int) -> str:
         number = int(self.timeline.name[row])

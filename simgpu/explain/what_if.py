@@ -121,7 +121,7 @@ def encodes(node: NodeSpec, run: Result | SimgpuError) -> bool:
     """Whether any codec runs: of the program, of a DMA engine, or of compressed memory."""
     if not isinstance(run, Result):
         return True
-    moves = run.metrics.d2h_bytes + run.metrics.h2d_bytes > 0
+    moves = run.metrics.link_bytes > 0
     written = any(
         isinstance(instruction, Encode | Decode)
         for segment in run.program.segments

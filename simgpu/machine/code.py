@@ -32,6 +32,11 @@ def copy_kind(link: int, direction: int) -> int:
     return COPIES + 2 * link + direction
 
 
+def memory_wait(memory: int) -> int:
+    """In place of a kind, in rows for the timeline: a wait for the memory with this position among their names."""
+    return -1 - memory
+
+
 #: Copies over the GPU's own link.
 COPY_D2H, COPY_H2D = copy_kind(0, OUT), copy_kind(0, IN)
 
@@ -72,12 +77,14 @@ class MachineCode:
     """A program's machine code, with events numbered from 0.
 
     segments[stream][segment]: the code. signaller[event]: the stream that signals it; signal_work[event]: the work
-    before that signal, as in `StreamCode.works`, -1 for none. demands_vary: whether the DRAM bandwidth that each kernel
+    before that signal, as in `StreamCode.works`, -1 for none. engines: names by the kinds of copies, from `COPIES` on.
+    demands_vary: whether the DRAM bandwidth that each kernel
     takes is known. linked: whether kernels share the link to buddy memory.
     """
 
     streams: tuple[StreamId, ...]
     segments: list[list[StreamCode]]
+    engines: tuple[str, ...] = ()
     signaller: list[int] = field(default_factory=list)
     signal_work: list[int] = field(default_factory=list)
     demands_vary: bool = False

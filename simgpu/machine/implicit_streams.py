@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import COPY_D2H, COPY_H2D, WORK
+from simgpu.machine.code import COPY_D2H, COPY_H2D, WORK, memory_wait
 from simgpu.machine.stream import Stream, TimedMemory
 from simgpu.memory.paged import Parts
 from simgpu.timeline.model import SpanKind
@@ -28,8 +28,8 @@ def with_implicit_streams(streams: Sequence[StreamId]) -> tuple[StreamId, ...]:
 class ImplicitStreams:
     """Records what happens on implicit streams. streams: all of the run, see `with_implicit_streams`.
 
-    rows: for the timeline, eight numbers each: stream, kind, work as in `StreamCode.works`, begin, end, bytes, cause,
-    iteration.
+    rows: for the timeline, eight numbers each: stream, kind or `memory_wait`, work as in `StreamCode.works`, begin,
+    end, bytes, cause, iteration. The first memory is the GPU's.
     """
 
     def __init__(self, streams: tuple[StreamId, ...]) -> None:
@@ -59,7 +59,7 @@ class ImplicitStreams:
         """Record the wait of a kernel for block b: for a copy of this kind, or for memory if it is None."""
         if begin == end:
             return
-        what, cause = int(SpanKind.STALL_DEVICE_MEMORY), -1
+        what, cause = memory_wait(0), -1
         if kind is not None:
             what, cause = int(SpanKind.STALL_EVENT), self.copies_of[stream.rank][kind]
         self.rows += (stream.rank, what, COPY_H2D + WORK * b, begin, end, 0, cause, stream.iteration)

@@ -61,10 +61,10 @@ class PagedMemory(TimedMemory):
         if not self.levels or self.levels[-1] != self.level()[1]:
             self.log(now, 0)
 
-    def curve(self) -> MemoryCurve:
-        """The use over time."""
+    def curve(self, name: str, gpu: int) -> MemoryCurve:
+        """The use over time, with the memory's name and GPU in the timeline."""
         times, live, used = (np.array(column, dtype=np.int64) for column in (self.times, self.levels.live, self.levels))
-        return MemoryCurve(times, live, used, self.pool.capacity)
+        return MemoryCurve(times, live, used, self.pool.capacity, name, gpu)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import ACQUIRE, AWAIT, COPIES, COPY, DRIVEN_LAUNCH, LAUNCH, WORK, MachineCode, StreamCode
+from simgpu.machine.code import (
+    ACQUIRE,
+    AWAIT,
+    COPIES,
+    COPY,
+    DRIVEN_LAUNCH,
+    LAUNCH,
+    WORK,
+    MachineCode,
+    StreamCode,
+    memory_wait,
+)
 from simgpu.machine.simulator import Simulator
-from simgpu.program.instructions import HOST
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 Flags = NDArray[np.bool_]
@@ -25,18 +35,18 @@ def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] 
     columns.append(_stall_columns(simulator, graph))
     columns.append(_columns(implicit, graph))
     parts = (np.concatenate(column) for column in zip(*columns, strict=True))
-    stream, kind, name, start, end, size, cause, iteration = parts
-    kind = np.where(kind >= COPIES, kind - COPIES + SpanKind.COPY_D2H, kind)
+    stream, code, name, start, end, size, cause, iteration = parts
+    memories = simulator.memories
+    kind, resource = _kinds(code, len(memories.names))
     # A stable sort preserves each stream's own order: work of no duration precedes the wait that follows it.
     order = np.argsort(start * len(simulator.streams) + stream, kind="stable")
     gpus = np.array([s.gpu for s in simulator.code.streams], dtype=np.int64)
     on_gpu = np.array([s.role == "compute" for s in simulator.code.streams], dtype=np.bool_)
     computing = ((kind == SpanKind.COMPUTE) | (kind == SpanKind.RECOMPUTE)) & on_gpu[stream]
     # With several GPUs an iteration ends when all have exchanged their weights, not with the last kernel.
-    ending = on_gpu[stream] if len(simulator.memories.devices) > 1 else computing
+    ending = on_gpu[stream] if len(memories.devices) > 1 else computing
     ends = np.zeros(simulator.iterations, dtype=np.int64)
     np.maximum.at(ends, iteration[ending], end[ending])
-    devices = [memory.curve() for memory in simulator.memories.devices]
     return Timeline(
         streams=tuple(map(str, simulator.code.streams)),
         names=(*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks)),
@@ -49,11 +59,23 @@ def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] 
         bytes=size[order],
         cause=cause[order],
         iteration=iteration[order],
-        device_memory=devices[0],
-        host_memory=simulator.memories.shared[HOST].curve(),
+        resource=resource[order],
+        resources=(*memories.names, *simulator.code.engines),
+        memories=memories.curves(),
         iteration_ends_ns=tuple(ends.tolist()),
-        more_devices=tuple(devices[1:]),
     )
+
+
+def _kinds(codes: Column, memories: int) -> tuple[Column, Column]:
+    """Kinds of spans, and positions in the timeline's resources, from kinds of work and `memory_wait`.
+
+    >>> kinds, resources = _kinds(np.array([0, 17, -2]), memories=2)
+    >>> [SpanKind(kind).name for kind in kinds.tolist()], resources.tolist()
+    (['COMPUTE', 'COPY', 'STALL_MEMORY'], [-1, 3, 1])
+    """
+    copies, waits = codes >= COPIES, codes < 0
+    kinds = np.where(copies, int(SpanKind.COPY), np.where(waits, int(SpanKind.STALL_MEMORY), codes))
+    return kinds, np.where(copies, memories + codes - COPIES, np.where(waits, -1 - codes, -1))
 
 
 def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
@@ -107,17 +129,16 @@ def _stall_columns(simulator: Simulator, graph: TaskGraph) -> tuple[Column, ...]
         op = code.segments[stream][segment].ops[pc]
         cause, work = -1, -1
         if op[0] == AWAIT:
-            kind = SpanKind.STALL_EVENT
+            kind = int(SpanKind.STALL_EVENT)
             cause, work = code.signaller[op[1]], code.signal_work[op[1]]
         elif op[0] == ACQUIRE:
-            device = op[1] in simulator.memories.devices
-            kind = SpanKind.STALL_DEVICE_MEMORY if device else SpanKind.STALL_HOST_MEMORY
+            kind = memory_wait(simulator.memories.position(op[1]))
             cause, there, place = simulator.releases[3 * release : 3 * release + 3]
             if (cause, there) not in worked:
                 worked[cause, there] = _works_before(code.segments[cause][there])
             work = worked[cause, there][place]
         else:
-            kind = SpanKind.STALL_ENGINE
+            kind = int(SpanKind.STALL_ENGINE)
         rows += (stream, kind, work, begin, end, 0, cause, iteration)
     return _columns(rows, graph)
 

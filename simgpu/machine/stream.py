@@ -14,7 +14,7 @@ from simpy.events import NORMAL
 from simgpu.machine.code import Op
 from simgpu.memory.pool import Pool, Request
 from simgpu.program.instructions import DEVICE
-from simgpu.timeline.model import MemoryCurve
+from simgpu.timeline.model import SHARED, MemoryCurve
 
 #: What a stream's running work holds, see `Stream.holds`.
 HOLDS_NOTHING, HOLDS_ENGINE, HOLDS_DRAM = -1, 0, 1
@@ -107,13 +107,13 @@ class TimedMemory:
         self.times.append(now)
         self.changes.append(number)
 
-    def curve(self) -> MemoryCurve:
-        """The use over time."""
+    def curve(self, name: str, gpu: int) -> MemoryCurve:
+        """The use over time, with the memory's name and GPU in the timeline."""
         sizes = np.array([request[:2] for request in self._requests], dtype=np.int64).reshape(-1, 2)
         changes = np.array(self.changes, dtype=np.int64)
         which, sign = changes >> 1, 1 - 2 * (changes & 1)
         live, used = (np.cumsum(column[which] * sign) for column in sizes.T)
-        return MemoryCurve(np.array(self.times, dtype=np.int64), live, used, self.pool.capacity)
+        return MemoryCurve(np.array(self.times, dtype=np.int64), live, used, self.pool.capacity, name, gpu)
 
     def buddy_peak(self) -> int:
         """The most bytes of buddy memory that blocks in this memory owned at once."""
@@ -127,14 +127,27 @@ class TimedMemory:
 class Memories:
     """The memories of a run: one of each GPU, and those that all GPUs share, by name.
 
-    all: in the order in which their queues are served: the GPUs', the host's, then others.
+    all: in the order in which their queues are served: the GPUs', the host's, then others. names: the GPUs' name, then
+    the others'.
     """
 
     def __init__(self, devices: Sequence[TimedMemory], shared: Mapping[str, TimedMemory]) -> None:
         self.devices = tuple(devices)
         self.shared = dict(shared)
         self.all = (*self.devices, *self.shared.values())
+        self.names = (DEVICE, *self.shared)
 
     def of(self, gpu: int, name: str) -> TimedMemory:
         """The memory of that name that the streams of a GPU reach."""
         return self.devices[gpu] if name == DEVICE else self.shared[name]
+
+    def position(self, memory: TimedMemory) -> int:
+        """The position of a memory's name in `names`."""
+        if memory in self.devices:
+            return 0
+        return 1 + list(self.shared.values()).index(memory)
+
+    def curves(self) -> tuple[MemoryCurve, ...]:
+        """The use of each over time."""
+        own = (memory.curve(DEVICE, gpu) for gpu, memory in enumerate(self.devices))
+        return (*own, *(memory.curve(name, SHARED) for name, memory in self.shared.items()))

@@ -49,7 +49,7 @@ from simgpu.program.instructions import (
     Signal,
 )
 from simgpu.program.paging import Paged
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import StreamId, engine
 
 
 class Driver(Protocol):
@@ -87,7 +87,9 @@ def translate(
     """
     streams = streams or program.streams
     linked = shared is not None
-    code = MachineCode(streams, [[] for _ in streams], demands_vary=demands is not None, linked=linked)
+    ends = [way for link in node.links for way in (link.ends, (link.ends[1], link.ends[0]))]
+    engines = tuple(engine(*way) for way in ends)
+    code = MachineCode(streams, [[] for _ in streams], engines, demands_vary=demands is not None, linked=linked)
     events = _number_events(program, code)
     repeats = [segment.repeat for segment in program.segments]
     initialize_allocates = isinstance(program.residency, Paged)

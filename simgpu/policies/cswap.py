@@ -60,6 +60,7 @@ from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import Program
 from simgpu.program.placement import Swap
 from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.trace.model import Block
 
 #: Training samples of the time model; the paper tested on the same number (section V-C).
@@ -104,8 +105,7 @@ class TensorProfiler:
         with suppress(OutOfMemoryError):
             timeline = self.context.trial(encoded_offloading(graph, swaps, {})).timeline
             took = _kernel_times(timeline)
-            kinds = SpanKind.COPY_D2H, SpanKind.COPY_H2D
-            out, back = (_effective(timeline, kind, rate) for kind, rate in zip(kinds, bandwidth, strict=True))
+            out, back = (_effective(timeline, *way) for way in zip(OWN_ENGINES, bandwidth, strict=True))
             bandwidth = out, back
         return NetworkProfile(bandwidth, _overlaps(graph, swaps, took))
 
@@ -138,9 +138,9 @@ def _kernel_times(timeline: Timeline) -> dict[str, int]:
     return {timeline.names[name]: ns for name, ns in zip(timeline.name[last].tolist(), times.tolist(), strict=True)}
 
 
-def _effective(timeline: Timeline, kind: SpanKind, otherwise: int) -> int:
+def _effective(timeline: Timeline, engine: str, otherwise: int) -> int:
     """Bytes per second of all copies of one direction, with latency and waits for the other direction."""
-    copies = timeline.kind == kind
+    copies = timeline.copies(engine)
     busy = int((timeline.end_ns - timeline.start_ns)[copies].sum())
     return int(timeline.bytes[copies].sum()) * 10**9 // busy if busy else otherwise
 

@@ -332,9 +332,12 @@ class _Checking:
             return fault
         if copy.src == copy.dst:
             return f"it copies from {copy.src} memory to itself"
-        if self.node is None or self.node.link_between(copy.src, copy.dst) is not None:
+        node = self.node
+        if node is None or node.link_between(copy.src, copy.dst) is not None:
             return ""
-        return f"node {self.node.name} has no link between {copy.src} and {copy.dst}"
+        if not {copy.src, copy.dst} <= {memory.name for memory in node.memories}:
+            return ""  # reported where the memory was first named
+        return f"node {node.name} has no link between {copy.src} and {copy.dst}"
 
     def _encode(self, codec: Encode) -> str:
         return self._form_fault(codec.block, codec.into, codec.memory) or self._form(codec.block, codec.into)
@@ -378,9 +381,10 @@ class _Checking:
             return f"memory {shown(memory)} is not the name of a memory: names have two or more small letters"
         if self.program.residency is not None:
             return f"memory {memory}: a program whose blocks are not its own to move has only device and host memory"
+        # Each memory is reported once, not at every instruction that names it.
+        self.memories[memory] = None
         if self.node is not None and memory not in (known := [each.name for each in self.node.memories]):
             return f"node {self.node.name} has no memory {memory}: it has {', '.join(known)}"
-        self.memories[memory] = None
         return ""
 
     def _blocks(self, blocks: tuple[int, ...], name: str = "blocks") -> str:

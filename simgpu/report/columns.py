@@ -13,9 +13,10 @@ import numpy as np
 
 from simgpu.analysis.bars import LOOKS, Look, look_of
 from simgpu.errors import InputError
+from simgpu.hardware.spec import DEVICE
 from simgpu.report.recorded import Ran, ReportInput
-from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
-from simgpu.timeline.streams import StreamId, track_order
+from simgpu.timeline.model import Column, MemoryCurve, Timeline
+from simgpu.timeline.streams import StreamId, engine_text, track_order
 from simgpu.trace.model import Block, Kernel
 
 #: Largest integer up to which JavaScript represents all integers exactly.
@@ -30,7 +31,7 @@ def page_data(recorded: ReportInput) -> dict[str, Any]:
 
     Raises `InputError` for times or sizes above 2**53, which a browser cannot show exactly.
     """
-    strings = _StringTable()
+    strings, kinds = _StringTable(), _StringTable()
     tasks: dict[tuple[tuple[Kernel, ...], tuple[Block, ...]], int] = {}
     task_data: list[dict[str, Any]] = []
     runs = []
@@ -41,9 +42,9 @@ def page_data(recorded: ReportInput) -> dict[str, Any]:
         number = tasks.setdefault((ran.kernels, ran.blocks), len(tasks))
         if number == len(task_data):
             task_data.append(_tasks(ran.kernels, ran.blocks, strings))
-        runs.append(_run(ran, ran.timeline, number, strings))
+        runs.append(_run(ran, ran.timeline, number, strings, kinds))
     return {
-        "kinds": [kind.label.replace("_", " ") for kind in SpanKind],
+        "kinds": kinds.all,
         "looks": [_look(look) for look in LOOKS],
         "tasks": task_data,
         "runs": runs,
@@ -66,8 +67,8 @@ class _StringTable:
 
 
 def _require_exact(label: str, timeline: Timeline) -> None:
-    curves = (*timeline.device_memories, timeline.host_memory)
-    columns = [timeline.end_ns, timeline.bytes, *(column for c in curves for column in (c.time_ns, c.live, c.used))]
+    sampled = (column for curve in timeline.memories for column in (curve.time_ns, curve.live, curve.used))
+    columns = [timeline.end_ns, timeline.bytes, *sampled]
     largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
     if largest > EXACT:
         what = f"time or size {largest} exceeds 2**53: a browser cannot show it exactly"
@@ -98,30 +99,38 @@ def _tasks(kernels: Sequence[Kernel], blocks: Sequence[Block], strings: _StringT
     }
 
 
-def _run(ran: Ran, timeline: Timeline, tasks: int, strings: _StringTable) -> dict[str, Any]:
+def _run(ran: Ran, timeline: Timeline, tasks: int, strings: _StringTable, kinds: _StringTable) -> dict[str, Any]:
     looks = _looks(timeline, ran.kernels)
     shown = sorted(set(timeline.stream.tolist()), key=lambda stream: track_order(timeline.streams[stream]))
     name = np.array([*(strings(name) for name in timeline.names), -1], dtype=np.int64)[timeline.name]
-    curves = [_memory(f"GPU {gpu}", curve) for gpu, curve in enumerate(timeline.device_memories)]
+    kind = _kind_numbers(timeline, kinds)
+    curves = [_memory(f"GPU {curve.gpu}", curve) for curve in timeline.device_memories]
     return {
         "label": ran.label,
         "tasks": tasks,
         "budget": ran.entry["budget_bytes"],
-        "unlimited": timeline.device_memory.capacity is None,
+        "unlimited": timeline.memory(DEVICE).capacity is None,
         "ends": list(timeline.iteration_ends_ns),
         "streams": list(timeline.streams),
-        "tracks": [_track(timeline, stream, looks, name) for stream in shown],
+        "tracks": [_track(timeline, stream, looks, name, kind) for stream in shown],
         "memory": curves,
-        "host": _memory("host", timeline.host_memory),
+        "shared": [_memory(curve.memory, curve) for curve in timeline.shared_memories],
     }
 
 
-def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict[str, Any]:
+def _kind_numbers(timeline: Timeline, kinds: _StringTable) -> Column:
+    """The number of each span's kind in the page's list."""
+    number = {pair: kinds(label.replace("_", " ")) for pair, label in timeline.labels.items()}
+    pairs = zip(timeline.kind.tolist(), timeline.resource.tolist(), strict=True)
+    return np.array([number[pair] for pair in pairs], dtype=np.int64)
+
+
+def _track(timeline: Timeline, stream: int, looks: Column, name: Column, kind: Column) -> dict[str, Any]:
     mine = np.flatnonzero(timeline.stream == stream)
     start, end = timeline.start_ns[mine], timeline.end_ns[mine]
     moved = np.flatnonzero(timeline.bytes[mine])
     stream_id = StreamId.of(timeline.streams[stream])
-    role = _STREAM_TITLES.get(stream_id.role, stream_id.role)
+    role = _STREAM_TITLES.get(stream_id.role) or engine_text(stream_id.role)
     title = "exchange" if stream_id == _EXCHANGE else f"{role} {stream_id.number or ''}".rstrip()
     return {
         "stream": stream,
@@ -129,7 +138,7 @@ def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict
         "title": title,
         "gap": (start - np.concatenate([[0], end[:-1]])).tolist(),
         "length": (end - start).tolist(),
-        "kind": timeline.kind[mine].tolist(),
+        "kind": kind[mine].tolist(),
         "look": looks[mine].tolist(),
         "name": name[mine].tolist(),
         "cause": timeline.cause[mine].tolist(),
@@ -139,13 +148,13 @@ def _track(timeline: Timeline, stream: int, looks: Column, name: Column) -> dict
 
 
 def _looks(timeline: Timeline, kernels: Iterable[Kernel]) -> Column:
-    """The index in `LOOKS` of each span; cached by stream, kind, cause and phase."""
+    """The index in `LOOKS` of each span; cached by stream, kind, engine or memory, cause and phase."""
     phases = {kernel.id: kernel.phase for kernel in kernels}
     number = {look: position for position, look in enumerate(LOOKS)}
     results: dict[tuple[object, ...], int] = {}
     looks = []
     for span in timeline:
-        key = (span.stream, span.kind, span.cause, phases.get(span.name))
+        key = (span.stream, span.kind, span.resource, span.cause, phases.get(span.name))
         if key not in results:
             results[key] = number[look_of(span, phases)]
         looks.append(results[key])

@@ -16,6 +16,7 @@ from simgpu.analysis.bars import (
     CODEC,
     PART_LOOKS,
     RECOMPUTE,
+    WAIT_COPY,
     WAIT_COPY_IN,
     WAIT_COPY_OUT,
     WAIT_MEMORY,
@@ -23,13 +24,14 @@ from simgpu.analysis.bars import (
     Look,
 )
 from simgpu.errors import InputError
-from simgpu.experiments.measures import failure, groups
+from simgpu.experiments.measures import engines_of, failure, groups
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
 from simgpu.report.recorded import ReportInput
 from simgpu.report.template import filled, in_one_function
 from simgpu.simulation.notes import allocator_text, kernel_times
+from simgpu.timeline.streams import OWN_ENGINES, engine_text
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
 #: Scripts of the page, in order: each may use names of the scripts before it.
@@ -211,7 +213,7 @@ def _policy(entry: Mapping[str, Any]) -> PolicySummary:
 
 
 #: Looks of a bar's parts by key of the metrics, in the order of the bar.
-_PARTS: Mapping[str, Look] = {
+_PARTS: dict[str, Look] = {
     "computation_ns": PART_LOOKS["computation"]._replace(label="compute"),
     "overlap_ns": PART_LOOKS["overlap"]._replace(label="compute, overlapped"),
     "recompute_ns": RECOMPUTE,
@@ -262,15 +264,21 @@ def time_bars(entries: Sequence[Mapping[str, Any]]) -> list[TimeBar]:
 
 def shown_looks(bars: Sequence[TimeBar]) -> list[Look]:
     """The looks used in the bars, for the legend."""
-    used = {part.look for bar in bars for part in bar.parts}
-    return [look for look in _PARTS.values() if look in used]
+    used = dict.fromkeys(part.look for bar in bars for part in bar.parts)
+    order = [*_PARTS.values(), *used]
+    return sorted(used, key=order.index)
 
 
 def _bar(entry: Mapping[str, Any], longest: int) -> TimeBar:
     if "metrics" not in entry:
         return TimeBar(entry["label"], (), "", failure(entry))
     metrics = entry["metrics"]
-    times = {key: metrics.get(key, 0) for key in _PARTS} | {
+    looks = _PARTS | {
+        f"stalled_{engine}_ns": WAIT_COPY._replace(label=f"stalled on {engine_text(engine)}")
+        for engine in engines_of([metrics])
+        if engine not in OWN_ENGINES
+    }
+    times = {key: metrics.get(key, 0) for key in looks} | {
         "computation_ns": metrics["compute_ns"] - metrics["overlap_ns"]
     }
     total = metrics["iteration_ns"] or 1
@@ -281,7 +289,7 @@ def _bar(entry: Mapping[str, Any], longest: int) -> TimeBar:
             round(100 * times[key] / longest, 4),
             f"{times[key] / total:.0%}" if times[key] >= _MIN_LABELLED * longest else "",
         )
-        for key, look in _PARTS.items()
+        for key, look in looks.items()
         if times[key]
     )
     return TimeBar(entry["label"], parts, format_time(metrics["iteration_ns"]), "")

@@ -184,10 +184,16 @@ def _invalid_timeline(place: str, summary: object) -> Iterator[tuple[str, str]]:
     ends = summary.get("iteration_ends_ns")
     if isinstance(ends, list) and not (ends and all(type(end) is int and 0 <= end <= LARGEST for end in ends)):
         yield f"{place}.timeline.iteration_ends_ns", "is not a list of integers >= 0"
-    for key in ("device_capacity_bytes", "host_capacity_bytes"):
+    for key in ("device_capacity_bytes", "host_capacity_bytes", *_capacities(summary)):
         value = summary.get(key)
         if key not in summary or not (value is None or (type(value) is int and 0 <= value <= LARGEST)):
             yield f"{place}.timeline.{key}", "is missing, or is neither an integer >= 0 nor null"
+
+
+def _capacities(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of capacities in an entry's timeline, with the names of their memories."""
+    end = "_capacity_bytes"
+    return {key: key.removesuffix(end) for key in summary if isinstance(key, str) and key.endswith(end)}
 
 
 def _invalid_fields(document: Mapping[str, Any], name: str, required: Mapping[str, type]) -> Iterator[tuple[str, str]]:
@@ -213,8 +219,7 @@ def _read_policy(folder: Path, entry: Mapping[str, Any], name: str) -> Ran:
             events,
             folder / "memory.csv",
             iteration_ends_ns=summary["iteration_ends_ns"],
-            device_capacity=summary["device_capacity_bytes"],
-            host_capacity=summary["host_capacity_bytes"],
+            capacities={memory: summary[key] for key, memory in _capacities(summary).items()},
         )
     except InputError as error:
         problems += error.problems

@@ -24,6 +24,7 @@ from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
 from simgpu.simulation.notes import allocator_text, kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.streams import engine_text
 from simgpu.trace.model import Phase, TraceInfo
 from simgpu.units import format_bytes, format_time
 
@@ -77,7 +78,7 @@ class Result:
             self.timeline,
             batch=self.trace.batch,
             ideal_ns=self.ideal_ns,
-            link=self.node.link,
+            links=self.node.links,
             fragmentation=lost,
             single_ideal_ns=self.parallel_run.single_ideal_ns if self.parallel_run else None,
             alone_ns=self.parallel_run.alone_ns if self.parallel_run else None,
@@ -187,6 +188,7 @@ class Result:
 
     def _facts(self) -> list[tuple[str, str]]:
         metrics, together = self.metrics, self.parallel_run
+        copied = metrics.copied_bytes
         on_gpus = [("gpus", f"{together.how.gpus} train together; {together.how.description}")] if together else []
         speedup = [("speedup", f"{metrics.speedup:.3f}x of ideal on one GPU")] if metrics.speedup else []
         of_what = "its share's ideal" if together else "ideal"
@@ -200,7 +202,7 @@ class Result:
             ("throughput", f"{metrics.samples_per_s:.4g} samples/s"),
             *speedup,
             ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
-            ("transfers", f"D2H {format_bytes(metrics.d2h_bytes)}, H2D {format_bytes(metrics.h2d_bytes)}"),
+            ("transfers", ", ".join(f"{engine_text(name)} {format_bytes(size)}" for name, size in copied.items())),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
         ]
 

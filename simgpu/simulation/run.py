@@ -181,7 +181,8 @@ class _Run:
                 remedy = "run the policy ideal, or import a recording with tensors or memory events"
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are recorded, memory is unknown")
-        verify(program, self.graph, capacity=self.budget, alignment=self.node.gpu.alignment)
+        node = self.node
+        verify(program, self.graph, capacity=self.budget, alignment=node.gpu.alignment, node=node)
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
         ran = transformed(self.graph, program.transforms)

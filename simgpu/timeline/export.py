@@ -44,7 +44,7 @@ def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
             span.iteration,
             span.gpu,
             span.stream,
-            span.kind.label,
+            span.label,
             span.name,
             span.start_ns,
             span.end_ns,
@@ -54,9 +54,9 @@ def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
 
 
 def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
-    for gpu, space, curve in timeline.memories:
+    for curve in timeline.memories:
         for sample in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
-            yield (gpu, space, *sample)
+            yield (curve.gpu, curve.memory, *sample)
 
 
 def _write_rows(path: str | Path, header: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> None:

@@ -10,17 +10,18 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.io.atomic import atomic_file
 from simgpu.timeline.model import MemoryCurve, Span, SpanKind, Timeline
-from simgpu.timeline.streams import track_order
+from simgpu.timeline.streams import engine, engine_ends, track_order
 
 
 def write_perfetto(timeline: Timeline, path: str | Path, about: Mapping[str, str] | None = None) -> None:
     """Write a process per GPU, a track per stream, memory counters, and an arrow per pair of copies.
 
-    Host memory is shown with GPU 0. An arrow leads from each copy-out of a block to the next copy-in of that block on
-    the same GPU, except for copies of no duration, to which viewers cannot attach arrows. The write is atomic;
-    `InputError` when it fails.
+    Memories that GPUs share are shown with GPU 0. An arrow leads from each copy of a block to the host to the next copy
+    of that block back on the same GPU, except for copies of no duration, to which viewers cannot attach arrows. The
+    write is atomic; `InputError` when it fails.
 
     about: texts by name that describe the run and the sources of its numbers, written as ``otherData`` of the file and
     as labels of every GPU, which viewers show next to its name.
@@ -42,9 +43,8 @@ def _events(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
     yield from _slices(timeline)
     # After the slices: within one instant viewers use the order of the file, and an arrow needs an open slice.
     yield from _flows(timeline)
-    for gpu, curve in enumerate(timeline.device_memories):
-        yield from _counters("device memory", gpu, curve)
-    yield from _counters("host memory", 0, timeline.host_memory)
+    for curve in timeline.memories:
+        yield from _counters(f"{curve.memory} memory", max(curve.gpu, 0), curve)
 
 
 def _metadata(timeline: Timeline, about: Mapping[str, str]) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _slices(timeline: Timeline) -> Iterator[str]:
         args = f'"iteration":{span.iteration}'
         args = f'{args},"waits_for":{quoted[span.name]}' if span.kind.is_stall else f'"bytes":{span.bytes},{args}'
         yield (
-            f'{{"args":{{{args}}},"cat":"{span.kind.label}",'
+            f'{{"args":{{{args}}},"cat":"{span.label}",'
             f'"dur":{_us(span.end_ns - span.start_ns)},"name":{name},"ph":"X","pid":{_pid(span.gpu)},'
             f'"tid":{tids[span.stream]},"ts":{_us(span.start_ns)}}}'
         )
@@ -90,16 +90,20 @@ def _flows(timeline: Timeline) -> Iterator[str]:
 
 
 def copy_pairs(timeline: Timeline) -> Iterator[tuple[Span, Span]]:
-    """Each copy-out with the next copy-in of the same block on the same GPU, both of positive length."""
-    waiting: dict[tuple[int, str], list[Span]] = {}
+    """Each copy of a block away from the device with the next one back over the same link and on the same GPU.
+
+    Both have a positive length. Away is towards the memory that stands later in `Timeline.memories`.
+    """
+    order = list(dict.fromkeys([DEVICE, HOST, *(curve.memory for curve in timeline.memories)]))
+    waiting: dict[tuple[int, str, str], list[Span]] = {}
     for span in timeline:
-        if span.kind not in (SpanKind.COPY_D2H, SpanKind.COPY_H2D) or span.end_ns == span.start_ns:
+        if span.kind is not SpanKind.COPY or span.end_ns == span.start_ns:
             continue
-        block = (span.gpu, span.name)
-        if span.kind is SpanKind.COPY_D2H:
-            waiting.setdefault(block, []).append(span)
+        src, dst = engine_ends(span.resource) or (DEVICE, HOST)
+        if order.index(dst) > order.index(src):
+            waiting.setdefault((span.gpu, span.name, span.resource), []).append(span)
         else:
-            for out in waiting.pop(block, ()):
+            for out in waiting.pop((span.gpu, span.name, engine(dst, src)), ()):
                 yield out, span
 
 
@@ -113,10 +117,8 @@ def _counters(name: str, gpu: int, curve: MemoryCurve) -> Iterator[str]:
 def _stall_title(span: Span) -> str:
     """The title of a stall; viewers colour slices by title."""
     match span.kind:
-        case SpanKind.STALL_DEVICE_MEMORY:
-            return "waits for device memory"
-        case SpanKind.STALL_HOST_MEMORY:
-            return "waits for host memory"
+        case SpanKind.STALL_MEMORY:
+            return f"waits for {span.resource} memory"
         case SpanKind.STALL_ENGINE:
             return "waits for copy engine"
         case _:

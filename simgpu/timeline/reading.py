@@ -5,22 +5,35 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, Problem, did_you_mean
+from simgpu.hardware.spec import DEVICE, HOST, is_memory
 from simgpu.io.input_files import TABLE_LIMIT, open_input, read_text, too_large
-from simgpu.timeline.model import HOST, MEMORY_COLUMNS, SPAN_COLUMNS, Column, MemoryCurve, SpanKind, Timeline
-from simgpu.timeline.streams import track_order
+from simgpu.timeline.model import (
+    MEMORY_COLUMNS,
+    SHARED,
+    SPAN_COLUMNS,
+    Column,
+    MemoryCurve,
+    SpanKind,
+    Timeline,
+    kind_of,
+)
+from simgpu.timeline.streams import OWN_ENGINES, track_order
 
 #: Largest integer that a timeline can hold.
 _LARGEST = 2**63 - 1
-_KINDS = {kind.label: int(kind) for kind in SpanKind}
-_TEXTS = ("stream", "kind", "name", "cause", "space")
-_SPACES = ("device", "host")
+_TEXTS = ("stream", "kind", "name", "cause", "memory")
+_USUAL_KINDS = [
+    *(kind.label() for kind in SpanKind if kind not in (SpanKind.COPY, SpanKind.STALL_MEMORY)),
+    *(SpanKind.COPY.label(engine) for engine in OWN_ENGINES),
+    *(SpanKind.STALL_MEMORY.label(memory) for memory in (DEVICE, HOST)),
+]
 _AGAIN = "write it again"
 _PARQUET = "a Parquet file that simgpu wrote"
 
@@ -32,13 +45,13 @@ def read_timeline(
     memory: str | Path,
     *,
     iteration_ends_ns: Sequence[int],
-    device_capacity: int | None = None,
-    host_capacity: int | None = None,
+    capacities: Mapping[str, int | None] | None = None,
 ) -> Timeline:
     """The timeline that `write_csv` or `write_parquet` wrote to `spans` and `write_memory_csv` to `memory`.
 
-    The tables contain neither the ends of iterations (ns) nor memory capacities (bytes; None for unlimited), so both
-    are given. Only streams and names that occur in a row are included; streams are in `track_order`.
+    The tables contain neither the ends of iterations (ns) nor the capacities of memories (bytes by name; None, or
+    absent, for unlimited), so both are given. Only streams and names that occur in a row are included; streams are in
+    `track_order`.
 
     Raises `InputError` with every damaged row (the header is row 1), `MissingExtraError` for Parquet without pyarrow.
 
@@ -48,12 +61,12 @@ def read_timeline(
     >>> curve = MemoryCurve(column(0, 5), column(8, 0), column(8, 0), None)
     >>> timeline = Timeline(("compute",), ("conv1",), gpu=column(0), stream=column(0), name=column(0),
     ...     kind=column(SpanKind.COMPUTE), start_ns=column(0), end_ns=column(7), bytes=column(0), cause=column(-1),
-    ...     iteration=column(0), device_memory=curve, host_memory=curve, iteration_ends_ns=(7,))
+    ...     iteration=column(0), resource=column(-1), resources=(), memories=(curve,), iteration_ends_ns=(7,))
     >>> folder = Path(tempfile.mkdtemp())
     >>> write_csv(timeline, folder / "timeline.csv")
     >>> write_memory_csv(timeline, folder / "memory.csv")
     >>> again = read_timeline(folder / "timeline.csv", folder / "memory.csv", iteration_ends_ns=[7])
-    >>> list(again) == list(timeline), again.device_memory.live.tolist()
+    >>> list(again) == list(timeline), again.memory("device").live.tolist()
     (True, [8, 0])
     """
     problems: list[Problem] = []
@@ -68,23 +81,26 @@ def read_timeline(
     streams = tuple(sorted({*rows["stream"], *rows["cause"]} - {""}, key=track_order))
     names = tuple(dict.fromkeys(name for name in rows["name"] if name))
     gpus = 1 + max([0, *rows["gpu"], *samples["gpu"]])
-    curves = [_curve(samples, gpu, device_capacity) for gpu in range(gpus)]
+    kinds = [kind_of(kind) or (SpanKind.COMPUTE, "") for kind in rows["kind"]]
+    resources = tuple(dict.fromkeys(resource for _, resource in kinds if resource))
+    shared = dict.fromkeys([HOST, *samples["memory"]])
+    whose = [*((DEVICE, gpu) for gpu in range(gpus)), *((name, SHARED) for name in shared if name != DEVICE)]
     return Timeline(
         streams=streams,
         names=names,
         gpu=_column(rows["gpu"]),
         stream=_positions(rows["stream"], streams),
-        kind=_column(_KINDS[kind] for kind in rows["kind"]),
+        kind=_column(kind for kind, _ in kinds),
         name=_positions(rows["name"], names),
         start_ns=_column(rows["start_ns"]),
         end_ns=_column(rows["end_ns"]),
         bytes=_column(rows["bytes"]),
         cause=_positions(rows["cause"], streams),
         iteration=_column(rows["iteration"]),
-        device_memory=curves[0],
-        host_memory=_curve(samples, HOST, host_capacity),
+        resource=_positions([resource for _, resource in kinds], resources),
+        resources=resources,
+        memories=tuple(_curve(samples, name, gpu, (capacities or {}).get(name)) for name, gpu in whose),
         iteration_ends_ns=tuple(iteration_ends_ns),
-        more_devices=tuple(curves[1:]),
     )
 
 
@@ -96,9 +112,10 @@ def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
         return rows
     report = _RowProblems(str(path), problems)
     known_streams = {stream for stream in {*rows["stream"], *rows["cause"]} - {""} if _is_stream(stream)}
+    known_kinds = {kind for kind in {*rows["kind"]} if kind_of(kind)}
     for row, kind in enumerate(rows["kind"]):
-        if kind not in _KINDS:
-            report(row, "kind", f"'{kind}' is not a kind of span", did_you_mean(kind, _KINDS))
+        if kind not in known_kinds:
+            report(row, "kind", f"'{kind}' is not a kind of span", did_you_mean(kind, _USUAL_KINDS))
     for name in ("stream", "cause"):
         for row, stream in enumerate(rows[name]):
             if stream not in known_streams and (stream or name == "stream"):
@@ -118,16 +135,19 @@ def _span_rows(path: Path, iterations: int, problems: list[Problem]) -> _Table:
 
 def _check_samples(path: str, samples: _Table, problems: list[Problem]) -> None:
     report = _RowProblems(path, problems)
-    for row, (gpu, space) in enumerate(zip(samples["gpu"], samples["space"], strict=True)):
-        if space not in _SPACES:
-            report(row, "space", f"'{space}' is no memory", did_you_mean(space, _SPACES))
-        elif (gpu == HOST) != (space == "host"):
-            report(row, "gpu", f"'{gpu}' does not go with {space} memory", f"the host is {HOST}, GPUs count from 0")
-    last: dict[int, int] = {}
-    for row, (gpu, time) in enumerate(zip(samples["gpu"], samples["time_ns"], strict=True)):
-        if time < last.get(gpu, 0):
-            report(row, "time_ns", f"'{time}' is before the sample of this memory above, at {last[gpu]}", _AGAIN)
-        last[gpu] = time
+    for row, (gpu, memory) in enumerate(zip(samples["gpu"], samples["memory"], strict=True)):
+        if not is_memory(memory):
+            report(row, "memory", f"'{memory}' is not the name of a memory", did_you_mean(memory, (DEVICE, HOST)))
+        elif (gpu == SHARED) != (memory != DEVICE):
+            remedy = f"GPUs count from 0, and memories that they share have {SHARED}"
+            report(row, "gpu", f"'{gpu}' does not go with {memory} memory", remedy)
+    last: dict[tuple[int, str], int] = {}
+    for row, (*whose, time) in enumerate(zip(samples["gpu"], samples["memory"], samples["time_ns"], strict=True)):
+        gpu, memory = whose
+        before = last.get((gpu, memory), 0)
+        if time < before:
+            report(row, "time_ns", f"'{time}' is before the sample of this memory above, at {before}", _AGAIN)
+        last[gpu, memory] = time
 
 
 def _check_gpus(path: str, gpus: Iterable[int], known: Container[int], problems: list[Problem]) -> None:
@@ -238,7 +258,7 @@ def _parquet_values(name: str, column: Any, report: _RowProblems) -> Sequence[An
 
 def _within(name: str, value: int, row: int, report: _RowProblems) -> int:
     """The value if it is in the range of a timeline, else 0."""
-    minimum = HOST if name == "gpu" else 0
+    minimum = SHARED if name == "gpu" else 0
     if minimum <= value <= _LARGEST:
         return value
     report(row, name, f"'{str(value)[:40]}' is not between {minimum} and {_LARGEST}", _AGAIN)
@@ -264,7 +284,8 @@ def _positions(names: Sequence[str], known: Sequence[str]) -> Column:
     return _column(find(name) if name else -1 for name in names)
 
 
-def _curve(samples: _Table, gpu: int, capacity: int | None) -> MemoryCurve:
-    mine = np.flatnonzero(_column(samples["gpu"]) == gpu)
+def _curve(samples: _Table, memory: str, gpu: int, capacity: int | None) -> MemoryCurve:
+    named = np.array(samples["memory"], dtype=object) == memory
+    mine = np.flatnonzero(named & (_column(samples["gpu"]) == gpu))
     time, live, used = (_column(samples[name])[mine] for name in ("time_ns", "live_bytes", "used_bytes"))
-    return MemoryCurve(time, live, used, capacity)
+    return MemoryCurve(time, live, used, capacity, memory, gpu)

@@ -12,6 +12,8 @@ ROLES = ("compute", "data", "d2h", "h2d", "host")
 
 #: The engines between device and host have their usual short names.
 _SHORT = {(DEVICE, HOST): "d2h", (HOST, DEVICE): "h2d"}
+#: The engines of every GPU's own link.
+OWN_ENGINES = tuple(_SHORT.values())
 _ENGINE = re.compile(r"([a-z]{2,})2([a-z]{2,})")
 
 _NAME = re.compile(r"(?:gpu(\d+)\.)?([a-z0-9]*[a-z])(\d*)")
@@ -73,6 +75,15 @@ def engine_ends(name: str) -> tuple[str, str] | None:
         return None
     src, dst = match.groups()
     return None if src == dst or (src, dst) in _SHORT else (src, dst)
+
+
+def engine_text(name: str) -> str:
+    """A copy engine's name for people.
+
+    >>> engine_text("d2h"), engine_text("host2ssd")
+    ('D2H', 'host to ssd')
+    """
+    return name.upper() if name in OWN_ENGINES else " to ".join(engine_ends(name) or (name,))
 
 
 def is_role(name: str) -> bool:

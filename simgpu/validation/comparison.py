@@ -12,6 +12,7 @@ from typing import Any
 from simgpu.errors import InputError, OutOfMemoryError, did_you_mean
 from simgpu.policies.base import no_progress
 from simgpu.simulation.run import simulate
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.measured import Case, MeasuredMachine, Method, Recording
 from simgpu.validation.outcome import ComparedCase, ComparedRun, Counterpart, Numbers, Validation
@@ -110,5 +111,8 @@ def simulate_counterpart(calibration: Calibration, method: Method, settings: Map
     metrics = result.metrics
     peak = metrics.device_peak_used_bytes + calibration.reserved
     return Counterpart(
-        policy, settings, Numbers(result.iteration_ns, peak, metrics.d2h_bytes, metrics.h2d_bytes), result
+        policy,
+        settings,
+        Numbers(result.iteration_ns, peak, *(metrics.copied_bytes[way] for way in OWN_ENGINES)),
+        result,
     )

@@ -19,10 +19,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from simgpu.analysis.plots import RunFigure, plot_timeline
+from simgpu.hardware.spec import DEVICE
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.units import BYTE_UNITS, TIME_UNITS, format_time
-from simgpu.validation.measured import MeasuredKind, MeasuredSpan, Method
+from simgpu.validation.measured import STREAMS, MeasuredKind, MeasuredSpan, Method
 from simgpu.validation.outcome import TARGETS, ComparedCase, ComparedRun, Quantity, Validation
 from simgpu.validation.tables import CPU_NOTE, error_text
 from simgpu.validation.timelines.comparison import divergence_text
@@ -41,8 +43,8 @@ _SPREAD: dict[str, Any] = {"color": "black", "linewidth": 1.0, "solid_capstyle":
 _ALERT = "#BB4444"
 _KINDS = {
     MeasuredKind.KERNEL: SpanKind.COMPUTE,
-    MeasuredKind.COPY_D2H: SpanKind.COPY_D2H,
-    MeasuredKind.COPY_H2D: SpanKind.COPY_H2D,
+    MeasuredKind.COPY_D2H: SpanKind.COPY,
+    MeasuredKind.COPY_H2D: SpanKind.COPY,
 }
 
 
@@ -131,7 +133,7 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
     names = tuple(dict.fromkeys(name for name, _ in events))
     place = {name: at for at, name in enumerate(names)}
     zeros = np.zeros(len(ordered), dtype=np.int64)
-    empty = MemoryCurve(zeros[:0], zeros[:0], zeros[:0], None)
+    engines = [STREAMS[span.kind] for span in ordered]
     return Timeline(
         streams=streams,
         names=names,
@@ -144,8 +146,9 @@ def measured_timeline(spans: Sequence[MeasuredSpan], result: Result) -> Timeline
         bytes=_column([span.bytes for span in ordered]),
         cause=zeros - 1,
         iteration=zeros,
-        device_memory=empty,
-        host_memory=empty,
+        resource=_column([OWN_ENGINES.index(name) if name in OWN_ENGINES else -1 for name in engines]),
+        resources=OWN_ENGINES,
+        memories=(MemoryCurve.never_used(DEVICE, 0),),
         iteration_ends_ns=(max(span.end_ns for span in ordered),),
     )
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from simgpu.analysis.metrics import Metrics, measure
-from simgpu.hardware.spec import Duplex, LinkSpec
+from simgpu.hardware.spec import DEVICE, HOST, Duplex, MemoryLink
 from simgpu.timeline.model import SpanKind, Timeline
 from tests.timeline.hand_made import curve_of, timeline_of
 
 K = SpanKind
-LINK = LinkSpec("pcie", d2h_bandwidth=10**9, h2d_bandwidth=2 * 10**9)
+LINK = MemoryLink((DEVICE, HOST), "pcie", (10**9, 2 * 10**9))
 
 
 def two_iterations() -> Timeline:
@@ -21,25 +22,25 @@ def two_iterations() -> Timeline:
     return timeline_of(
         [
             ("compute", K.COMPUTE, "a", 0, 100),
-            ("d2h", K.COPY_D2H, "x", 90, 110, 20, ""),
+            ("d2h", "copy_d2h", "x", 90, 110, 20, ""),
             ("compute", K.COMPUTE, "a", 100, 200),
-            ("d2h", K.COPY_D2H, "y", 110, 140, 30, ""),
-            ("h2d", K.COPY_H2D, "y", 100, 150, 100, ""),
+            ("d2h", "copy_d2h", "y", 110, 140, 30, ""),
+            ("h2d", "copy_h2d", "y", 100, 150, 100, ""),
             ("compute", K.STALL_EVENT, "z", 200, 230, 0, "h2d"),
-            ("h2d", K.COPY_H2D, "z", 200, 230, 60, ""),
+            ("h2d", "copy_h2d", "z", 200, 230, 60, ""),
             ("compute", K.COMPUTE, "b", 230, 250),
-            ("h2d", K.COPY_H2D, "w", 250, 260, 7, ""),
+            ("h2d", "copy_h2d", "w", 250, 260, 7, ""),
         ],
         [100, 250],
         device=curve_of(
             [(0, 900, 1000), (10, 40, 64), (100, 70, 80), (100, 20, 32), (150, 50, 64), (250, 999, 1999)], 4000
         ),
-        host=curve_of([(90, 20, 20), (110, 50, 50), (150, 0, 0)]),
+        host=curve_of([(90, 20, 20), (110, 50, 50), (150, 0, 0)], memory="host"),
     )
 
 
-def measured(timeline: Timeline, iteration: int = -1, link: LinkSpec = LINK, ideal_ns: int = 120) -> Metrics:
-    return measure(timeline, batch=3, ideal_ns=ideal_ns, link=link, iteration=iteration)
+def measured(timeline: Timeline, iteration: int = -1, link: MemoryLink = LINK, ideal_ns: int = 120) -> Metrics:
+    return measure(timeline, batch=3, ideal_ns=ideal_ns, links=[link], iteration=iteration)
 
 
 def test_metrics_include_time_rate_and_slowdown() -> None:
@@ -48,22 +49,22 @@ def test_metrics_include_time_rate_and_slowdown() -> None:
     assert metrics.samples_per_s == 20_000_000.0
     assert metrics.slowdown == 1.25
     assert metrics.breakdown.compute == 120
-    assert metrics.breakdown.stalled_h2d == 30
+    assert metrics.breakdown.stalled_copies["h2d"] == 30
 
 
 def test_a_copy_counts_in_the_iteration_in_which_it_starts() -> None:
     first, second = measured(two_iterations(), 0), measured(two_iterations(), 1)
-    assert (first.d2h_bytes, first.h2d_bytes) == (20, 0)
-    assert (second.d2h_bytes, second.h2d_bytes) == (30, 160)
+    assert (first.copied_bytes["d2h"], first.copied_bytes["h2d"]) == (20, 0)
+    assert (second.copied_bytes["d2h"], second.copied_bytes["h2d"]) == (30, 160)
 
 
 def test_utilization_is_given_per_direction_or_for_the_shared_link() -> None:
     full = measured(two_iterations())
-    assert full.d2h_utilisation == 30 / 150
-    assert full.h2d_utilisation == 160 / 300
-    half = measured(two_iterations(), link=LinkSpec("bus", 10**9, 2 * 10**9, duplex=Duplex.HALF))
-    assert half.d2h_utilisation == 30 / 300
-    assert half.h2d_utilisation == 160 / 300
+    assert full.utilisation["d2h"] == 30 / 150
+    assert full.utilisation["h2d"] == 160 / 300
+    half = measured(two_iterations(), link=replace(LINK, duplex=Duplex.HALF))
+    assert half.utilisation["d2h"] == 30 / 300
+    assert half.utilisation["h2d"] == 160 / 300
 
 
 def test_the_peak_includes_initial_memory_and_peaks_of_zero_duration() -> None:
@@ -72,7 +73,7 @@ def test_the_peak_includes_initial_memory_and_peaks_of_zero_duration() -> None:
     assert second.device_peak_used_bytes == 1999
     assert second.device_mean_bytes == (20 * 50 + 50 * 100) // 150
     assert second.run_peak_bytes == 999
-    assert second.host_peak_bytes == 50
+    assert second.shared_peak_bytes["host"] == 50
 
 
 def test_the_start_of_the_next_iteration_does_not_belong_to_this_one() -> None:
@@ -120,14 +121,14 @@ def test_an_iteration_of_zero_length_has_no_finite_rate_and_valid_json() -> None
     metrics = measured(timeline, ideal_ns=0)
     assert metrics.samples_per_s == math.inf
     assert metrics.slowdown == 1.0
-    assert (metrics.d2h_utilisation, metrics.device_mean_bytes) == (0.0, 0)
+    assert (metrics.utilisation["d2h"], metrics.device_mean_bytes) == (0.0, 0)
     values = {row.key: row.value for row in metrics.rows()}
     assert values["samples_per_s"] is None
     assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
 def test_rows_have_a_fixed_order_and_contain_every_number_once() -> None:
-    metrics = measure(two_iterations(), batch=3, ideal_ns=120, link=LINK, fragmentation=0.125)
+    metrics = measure(two_iterations(), batch=3, ideal_ns=120, links=[LINK], fragmentation=0.125)
     rows = metrics.rows()
     keys = [row.key for row in rows]
     assert keys[:4] == ["iteration_ns", "samples_per_s", "slowdown", "compute_ns"]

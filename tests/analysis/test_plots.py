@@ -77,7 +77,7 @@ def test_a_plot_of_all_iterations_marks_their_ends() -> None:
 
 def test_the_memory_plot_labels_peak_budget_and_padding() -> None:
     figure = plot_memory(layered_run())
-    peak = layered_run().device_memory.live.max() / GIB
+    peak = layered_run().memory("device").live.max() / GIB
     assert words_of(figure) == [f"peak {peak:.4g} GiB at 2831 ms"]
     assert legend_of(figure) == ["live blocks", "padding", "budget 2 GiB"]
     assert figure.axes[0].get_ylabel() == "device memory (GiB)"

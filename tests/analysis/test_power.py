@@ -34,7 +34,7 @@ def test_energy_is_the_sum_of_its_parts() -> None:
     power = measured(
         [
             ("compute", K.COMPUTE, "conv", 0, 1000),
-            ("d2h", K.COPY_D2H, "x", 0, 800, 1_000_000, ""),
+            ("d2h", "copy_d2h", "x", 0, 800, 1_000_000, ""),
             ("compute", K.COMPUTE, "relu", 1000, 1500),
             ("compute", K.STALL_EVENT, "x", 1500, 1600, 0, "d2h"),
             ("compute", K.RECOMPUTE, "relu", 1600, 2000),
@@ -72,7 +72,7 @@ def test_bfloat16_without_matrix_unit_support_uses_the_single_precision_peak_rat
 
 
 def test_a_compressing_engine_reads_more_memory_than_it_transfers() -> None:
-    power = measured([("compute", K.COMPUTE, "relu", 0, 900), ("d2h", K.COPY_D2H, "x", 0, 400, 250_000, "")], [900])
+    power = measured([("compute", K.COMPUTE, "relu", 0, 900), ("d2h", "copy_d2h", "x", 0, 400, 250_000, "")], [900])
     assert (power.dram_nj, power.link_nj) == (3_000 + 1_000, 500)
 
 
@@ -86,7 +86,7 @@ def test_gpu_codecs_move_raw_and_encoded_bytes_and_host_codecs_none() -> None:
 def test_spans_across_iteration_bounds_count_with_their_part_inside() -> None:
     spans: list[HandSpan] = [
         ("compute", K.COMPUTE, "relu", 0, 100),
-        ("d2h", K.COPY_D2H, "x", 60, 160, 1_000_000, ""),
+        ("d2h", "copy_d2h", "x", 60, 160, 1_000_000, ""),
         ("compute", K.COMPUTE, "relu", 100, 200),
     ]
     first, second = (measure_power(timeline_of(spans, [100, 200]), WORK, GPU, "float32", i) for i in (0, 1))
@@ -165,7 +165,7 @@ def test_a_short_burst_is_averaged_over_the_window() -> None:
 def runs(draw: st.DrawFn) -> Timeline:
     """Kernels and copies of any length, with waits between them."""
     spans: list[HandSpan] = []
-    for stream, kind, name in (("compute", K.COMPUTE, "conv"), ("d2h", K.COPY_D2H, "x"), ("h2d", K.COPY_H2D, "x")):
+    for stream, kind, name in (("compute", K.COMPUTE, "conv"), ("d2h", "copy_d2h", "x"), ("h2d", "copy_h2d", "x")):
         now = 0
         for pause, length in draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 90)), max_size=8)):
             spans.append((stream, kind, name, now + pause, now + pause + length, 1000 * length, ""))

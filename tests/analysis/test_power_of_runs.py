@@ -60,7 +60,7 @@ def test_offloading_adds_energy_for_idle_time_and_copies() -> None:
     ideal, vdnn = (simulate(three_layers(), NODE, policy).metrics for policy in ("ideal", "vdnn"))
     assert ideal.power is not None
     assert vdnn.power is not None
-    moved = vdnn.d2h_bytes + vdnn.h2d_bytes
+    moved = vdnn.copied_bytes["d2h"] + vdnn.copied_bytes["h2d"]
     assert moved > 0
     assert vdnn.power.link_nj == 2 * moved // 1000
     assert vdnn.power.dram_nj == ideal.power.dram_nj + moved // 1000

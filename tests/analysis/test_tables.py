@@ -10,21 +10,21 @@ from rich.table import Column, Table
 
 from simgpu.analysis.metrics import measure
 from simgpu.analysis.tables import COMPARISON_HEADINGS, breakdown_table, comparison_rows
-from simgpu.hardware.spec import LinkSpec
+from simgpu.hardware.spec import MemoryLink
 from tests.timeline.hand_made import layered_run
 
 
 def test_one_row_per_policy_with_rounded_numbers() -> None:
-    link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
-    metrics = measure(layered_run(), batch=64, ideal_ns=2_746_000_000, link=link)
+    link = MemoryLink(("device", "host"), "pcie", (12 * 10**9, 12 * 10**9))
+    metrics = measure(layered_run(), batch=64, ideal_ns=2_746_000_000, links=[link])
     rows = comparison_rows([("vdnn all", metrics, ""), ("none", None, "out of memory")])
     assert rows[0] == ("vdnn all", "2.87 s", "22.3", "1.045x", "4.3%", "14.1 GiB", "1.264 GiB", "")
     assert rows[1] == ("none", "-", "-", "-", "-", "-", "-", "out of memory")
 
 
 def test_names_and_numbers_fit_in_eighty_columns() -> None:
-    link = LinkSpec("pcie", 12 * 10**9, 12 * 10**9)
-    metrics = measure(layered_run(), batch=64, ideal_ns=200_000_000, link=link)
+    link = MemoryLink(("device", "host"), "pcie", (12 * 10**9, 12 * 10**9))
+    metrics = measure(layered_run(), batch=64, ideal_ns=200_000_000, links=[link])
     headings = COMPARISON_HEADINGS[:-1]  # the terminal shows notes below the table
     table = Table(*(Column(heading, no_wrap=heading != "policy") for heading in headings))
     table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)

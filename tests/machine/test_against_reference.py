@@ -25,8 +25,7 @@ KIND = {
     SpanKind.RECOMPUTE: "Launch",
     SpanKind.ENCODE: "Encode",
     SpanKind.DECODE: "Decode",
-    SpanKind.COPY_D2H: "Copy",
-    SpanKind.COPY_H2D: "Copy",
+    SpanKind.COPY: "Copy",
 }
 slow = settings(
     deadline=None,

@@ -19,7 +19,6 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.residency import in_host_memory
 from simgpu.program.verify import verify
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Access, AccessOrder, Trace
 from tests.semantics.hand_made import GB, block, graph, held, kernel, node, times
 from tests.semantics.random_traces import traces
@@ -45,13 +44,13 @@ def test_a_remote_kernel_ends_when_compute_and_traffic_have_ended(ns: int, ends:
     assert result.timeline.iteration_ends_ns == (ends,)
     assert times(result) == {"k": (ends - ns, ends), "in:x": (0, 100), "out:y": (0, 40)}
     parts = breakdown(result.timeline)
-    assert (parts.compute, parts.stalled_h2d, parts.total) == (ns, ends - ns, ends)
+    assert (parts.compute, parts.stalled_copies["h2d"], parts.total) == (ns, ends - ns, ends)
 
 
 def test_a_remote_kernel_waits_for_the_slower_direction():
     result = run(one(10), node(out=GB // 4), iterations=1)
     assert result.timeline.iteration_ends_ns == (160,)
-    assert breakdown(result.timeline).stalled_d2h == 150
+    assert breakdown(result.timeline).stalled_copies["d2h"] == 150
 
 
 def test_both_directions_share_a_half_duplex_link():
@@ -75,8 +74,8 @@ def test_the_traffic_of_a_walk_is_its_sectors():
 
 def test_all_blocks_are_in_pinned_host_memory_and_none_on_the_device():
     result = run(one(10))
-    assert result.timeline.host_memory.live.max() == 140
-    assert result.timeline.device_memory.live.max() == result.high_water == 0
+    assert result.timeline.memory("host").live.max() == 140
+    assert result.timeline.memory("device").live.max() == result.high_water == 0
     with pytest.raises(OutOfMemoryError, match="out of host memory"):
         run(one(10), node(host=139))
 
@@ -85,7 +84,7 @@ def test_kernels_of_several_streams_share_the_link():
     tasks = graph([kernel("k1", 1, "x"), kernel("k2", 1, "y", stream=1)], [held("x", 100), held("y", 100)])
     result = run(tasks, iterations=1)
     assert times(result) == {"k1": (199, 200), "k2": (199, 200), "in:x": (0, 200), "in:y": (0, 200)}
-    assert {s.stream for s in result.timeline if s.kind is SpanKind.COPY_H2D} == {"h2d", "h2d1"}
+    assert {s.stream for s in result.timeline if s.label == "copy_h2d"} == {"h2d", "h2d1"}
 
 
 @settings(deadline=None, max_examples=40)
@@ -112,5 +111,5 @@ def test_the_breakdown_of_a_remote_run_adds_up(trace: Trace, out: int, back: int
     start, end = result.timeline.window(-1)
     parts = breakdown(result.timeline)
     assert parts.total == end - start >= max(tasks.durations)
-    moved = sum(s.bytes for s in result.timeline if s.kind is SpanKind.COPY_H2D and s.iteration == 1)
+    moved = sum(s.bytes for s in result.timeline if s.label == "copy_h2d" and s.iteration == 1)
     assert moved == sum(tasks.sizes[b] for reads in tasks.reads for b in reads)

@@ -27,7 +27,6 @@ from simgpu.program.instructions import (
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
-from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.machine.test_against_reference import compare
 from tests.semantics.hand_made import GB, graph, held, kernel, node
@@ -52,7 +51,7 @@ def copy_ends(gpus: int, where: NodeSpec) -> list[int]:
     program, tasks = copying(gpus)
     verify(program, tasks)
     spans = run_program(program, tasks, where, budget=1000, iterations=1).timeline
-    return [span.end_ns for span in spans if span.kind is SpanKind.COPY_D2H]
+    return [span.end_ns for span in spans if span.label == "copy_d2h"]
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -103,7 +102,7 @@ def test_a_kernel_on_a_host_stream_uses_host_memory():
     program = Program((Segment(streams),), resident=(0,), other_contents=(InitialContents(HOST, (1,)),))
     verify(program, tasks, capacity=4)
     timeline = run_program(program, tasks, node(4), budget=4, iterations=1).timeline
-    assert timeline.host_memory.live.tolist() == [8]
+    assert timeline.memory("host").live.tolist() == [8]
     assert timeline.iteration_ends_ns == (1,)
     with pytest.raises(ProgramError, match="block v holds no host memory"):
         verify(replace(program, other_contents=(), resident=(0, 1)), tasks)
@@ -124,7 +123,7 @@ def test_complete_iterations_match_the_reference_model(data: st.DataObject, gpus
     if tight:
         budget = sum(tasks.sizes) + data.draw(st.integers(0, sum(tasks.sizes)))
         stored = sum(
-            tasks.sizes[b] for holding in program.other_contents if holding.gpu is None for b in holding.blocks
+            tasks.sizes[b] for holding in program.other_contents if holding.memory == "host" for b in holding.blocks
         )
         where = replace(where, host=HostSpec(data.draw(st.none() | st.integers(stored, stored + 3 * sum(tasks.sizes)))))
         where = replace(where, gpu=replace(where.gpu, alignment=1))

@@ -236,7 +236,7 @@ def copy_ns(node: NodeSpec, raw: int, small: int) -> int:
     trace = chain([5, 5], [5, 5], [raw, 1])
     sizes = (CompressedSize("x1", 0, "zvc", "nchw", raw, small, 1), CompressedSize("x2", 0, "zvc", "nchw", 1, 1, 1))
     result = simulate(replace(trace, compressibility=sizes), node, "cdma", iterations=1)
-    (span,) = (span for span in result.timeline if span.kind is SpanKind.COPY_D2H and span.name == "x1")
+    (span,) = (span for span in result.timeline if span.label == "copy_d2h" and span.name == "x1")
     return span.end_ns - span.start_ns
 
 
@@ -244,7 +244,7 @@ def copy_ns(node: NodeSpec, raw: int, small: int) -> int:
 def test_vdnns_copies_reach_the_12_8_gb_per_s_of_pcie() -> None:
     node, size = load_node("titan-x-maxwell"), 128 * 10**6
     result = simulate(chain([5, 5], [5, 5], [size, size]), node, "vdnn", iterations=1)
-    copies = [span for span in result.timeline if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D) and span.bytes]
+    copies = [span for span in result.timeline if span.kind is SpanKind.COPY and span.bytes]
     moved, took = sum(span.bytes for span in copies), sum(span.end_ns - span.start_ns for span in copies)
     assert moved / took == 12.8
 
@@ -262,7 +262,7 @@ def paged(node: NodeSpec, fault_ns: int) -> float:
     how = {"page": PAGE, "chunk": PAGE, "fault_batch": 1, "fault_latency_ns": fault_ns, "write_back": "dirty"}
     result = simulate(trace, node, "um", parameters=how, budget=PAGE * (pages - 1), iterations=2)
     spans = [span for span in result.timeline if span.iteration == 1]
-    arrived = sum(span.bytes for span in spans if span.kind is SpanKind.COPY_H2D)
+    arrived = sum(span.bytes for span in spans if span.label == "copy_h2d")
     return arrived / sum(span.end_ns - span.start_ns for span in spans if span.kind.is_stall)
 
 
@@ -281,7 +281,7 @@ def test_each_of_four_gpus_on_two_shared_switches_has_8_gb_per_s() -> None:
     rates = [
         span.bytes / (span.end_ns - span.start_ns)
         for span in result.timeline
-        if span.kind is SpanKind.COPY_D2H and span.name.partition(".gpu")[0] in maps and span.bytes > 10**6
+        if span.label == "copy_d2h" and span.name.partition(".gpu")[0] in maps and span.bytes > 10**6
     ]
     assert fmean(rates) == 8
 

@@ -27,7 +27,6 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.papers.checks.cswap_layers import vgg16
 from simgpu.policies.cswap import ExecutionAdvisor
 from simgpu.simulation.run import simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import CompressedSize, SparsitySample, Trace
 from simgpu.units import parse_time
@@ -191,8 +190,8 @@ def test_copies_reach_the_rates_of_the_papers_links(node: str, h2d: float, d2h: 
     # Only its link is looked at, so it may have the memory that a batch of 128 takes.
     roomy = load_node(node, {"gpu.memory": "64 GiB", "host.memory": "64 GiB"})
     timeline = simulate(vgg16(), roomy, "vdnn", parameters={"mode": "conv"}).timeline
-    for kind, rate in ((SpanKind.COPY_H2D, h2d), (SpanKind.COPY_D2H, d2h)):
-        copies = timeline.kind == kind
+    for engine, rate in (("h2d", h2d), ("d2h", d2h)):
+        copies = timeline.copies(engine)
         ns = int((timeline.end_ns - timeline.start_ns)[copies].sum())
         # Copies take whole nanoseconds.
         assert round(int(timeline.bytes[copies].sum()) / ns, 3) == rate

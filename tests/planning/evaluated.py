@@ -113,4 +113,4 @@ def iteration_ns(run: MachineRun) -> int:
 
 
 def peak_of(run: MachineRun) -> int:
-    return int(run.timeline.device_memory.used.max(initial=0))
+    return int(run.timeline.memory("device").used.max(initial=0))

@@ -255,7 +255,7 @@ class PolicyContract:
                 assert outcome.kernel.split("@")[0] in {*kernels, ""}, str(outcome)
                 assert outcome.requested > 0 and outcome.capacity == budget
             elif isinstance(outcome, Result) and not outcome.program.unlimited_memory:
-                memory = outcome.timeline.device_memory
+                memory = outcome.timeline.memory("device")
                 assert memory.capacity == budget
                 assert memory.live.max() <= memory.used.max() <= outcome.high_water <= budget
                 assert outcome.steady or pool == "addressed"
@@ -267,8 +267,8 @@ class PolicyContract:
             if isinstance(result, Result):
                 assert result.iteration_ns >= transformed(graph, result.program.transforms).ideal_ns()
                 metrics = result.metrics
-                assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.d2h_bytes * 10**9
-                assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.h2d_bytes * 10**9
+                assert result.iteration_ns * LINK.d2h_bandwidth >= metrics.copied_bytes["d2h"] * 10**9
+                assert result.iteration_ns * LINK.h2d_bandwidth >= metrics.copied_bytes["h2d"] * 10**9
 
     def test_runs_every_kernel_as_often_as_its_round_repeats(self, parameters, trace_name):
         result = self.run(parameters, trace_name)
@@ -296,15 +296,15 @@ class PolicyContract:
         """Fetched blocks were offloaded or are initially on the host; a host copy need not be offloaded again."""
         result = self.run(parameters, trace_name)
         graph = transformed(self.context(trace_of(trace_name)).graph, result.program.transforms)
-        moved = {SpanKind.COPY_D2H: Counter[str](), SpanKind.COPY_H2D: Counter[str]()}
+        moved = {"copy_d2h": Counter[str](), "copy_h2d": Counter[str]()}
         start, end = result.timeline.window(-1)
         for span in result.timeline:
-            if span.kind in moved and start <= span.start_ns < end:
-                moved[span.kind][span.name] += 1
+            if span.label in moved and start <= span.start_ns < end:
+                moved[span.label][span.name] += 1
         instructions = [i for part in result.program.segments for code in part.streams.values() for i in code]
         initialized = [i.blocks for i in instructions if isinstance(i, Initialize) and i.memory == HOST]
         given = {graph.blocks[b].id for blocks in initialized for b in blocks}
-        out, back = moved[SpanKind.COPY_D2H], moved[SpanKind.COPY_H2D]
+        out, back = moved["copy_d2h"], moved["copy_h2d"]
         assert set(back) - given <= set(out)
         if not self.copies_ahead:
             assert set(out) <= set(back) - given

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from simgpu.program.instructions import Launch, Program
 from simgpu.simulation.run import Result, simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.semantics.hand_made import node
 
-WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
+WORK = ("compute", "recompute", "copy_d2h", "copy_h2d")
 
 
 def run(trace: Trace, policy: str, *, bandwidth: int = 10**9, latency: int = 0, **parameters: object) -> Result:
@@ -26,12 +25,12 @@ def work(result: Result) -> list[tuple[str, int, int]]:
 
     The prefixes ``in:`` and ``out:`` mark copies, ``again:`` marks recomputation.
     """
-    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.RECOMPUTE: "again:"}
+    prefix = {"copy_d2h": "out:", "copy_h2d": "in:", "recompute": "again:"}
     begin = result.timeline.iteration_ends_ns[0]
     outcome = [
-        (prefix.get(span.kind, "") + span.name, span.start_ns - begin, span.end_ns - begin)
+        (prefix.get(span.label, "") + span.name, span.start_ns - begin, span.end_ns - begin)
         for span in result.timeline
-        if span.kind in WORK and span.iteration == 1
+        if span.label in WORK and span.iteration == 1
     ]
     return sorted(outcome, key=lambda each: each[1:])
 
@@ -49,12 +48,12 @@ def run_again(program: Program, trace: Trace) -> list[str]:
 
 def peak(result: Result) -> int:
     """The most device memory in use at once, bytes."""
-    return int(result.timeline.device_memory.used.max())
+    return int(result.timeline.memory("device").used.max())
 
 
 def used(result: Result, moment: int) -> int:
     """Device memory in use at a moment of the second iteration, ns from its start."""
-    memory = result.timeline.device_memory
+    memory = result.timeline.memory("device")
     place = memory.time_ns.searchsorted(moment + result.timeline.iteration_ends_ns[0], side="right")
     return int(memory.used[place - 1])
 

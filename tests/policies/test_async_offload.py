@@ -146,11 +146,15 @@ def test_a_block_held_to_the_end_may_be_in_the_stash():
     tasks = shared(RELEASED_AT_END)
     saved = tuple(replace(s, released_after=RELEASED_AT_END) if s.block == "y" else s for s in tasks.saved)
     result = run(replace(tasks, saved=saved), "async_offload", min_bytes=4, stash=9)
-    assert result.iteration_ns >= 60 and result.metrics.h2d_bytes == 0 and result.metrics.d2h_bytes == 200
+    assert (
+        result.iteration_ns >= 60
+        and result.metrics.copied_bytes["h2d"] == 0
+        and result.metrics.copied_bytes["d2h"] == 200
+    )
 
 
 def test_the_minimum_size_compares_complete_blocks():
-    assert [run(FOUR, "async_offload", min_bytes=n).metrics.d2h_bytes for n in (4, 5)] == [12, 0]
+    assert [run(FOUR, "async_offload", min_bytes=n).metrics.copied_bytes["d2h"] for n in (4, 5)] == [12, 0]
 
 
 # --- in general ---------------------------------------------------------------------------------------------
@@ -170,8 +174,8 @@ def test_random_chains_match_the_closed_forms(
     tasks = chain(forward, backward, sizes)
     settings_ = {"min_bytes": 1, "prefetch": prefetch, "stash": stash}
     slow, fast = (run(tasks, "async_offload", bandwidth=b * 10**9, latency=latency, **settings_) for b in (1, 3))
-    assert slow.metrics.d2h_bytes == sum(sizes[1:])
-    assert slow.metrics.h2d_bytes == sum(sizes[1 : max(len(sizes) - stash, 1)])
+    assert slow.metrics.copied_bytes["d2h"] == sum(sizes[1:])
+    assert slow.metrics.copied_bytes["h2d"] == sum(sizes[1 : max(len(sizes) - stash, 1)])
     assert slow.ideal_ns <= fast.iteration_ns <= slow.iteration_ns
     assert slow.iteration_ns <= run(tasks, "save_on_cpu", latency=latency).iteration_ns
     if stash == 0 and prefetch == 0:
@@ -183,7 +187,7 @@ def test_random_chains_match_the_closed_forms(
 def test_a_stash_as_large_as_the_network_fetches_nothing(built: list[tuple[int, int, int]]) -> None:
     forward, backward, sizes = map(list, zip(*built, strict=True))
     result = run(chain(forward, backward, sizes), "async_offload", bandwidth=10**18, min_bytes=1, stash=len(sizes))
-    assert result.metrics.h2d_bytes == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
+    assert result.metrics.copied_bytes["h2d"] == 0 and result.iteration_ns <= result.ideal_ns + len(sizes)
 
 
 def test_negative_parameters_are_reported_together():
@@ -195,7 +199,7 @@ def test_negative_parameters_are_reported_together():
 def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     result = run(load_trace("resnet20-cifar-cpu"), "async_offload", bandwidth=12 * 10**9, latency=5000)
     metrics = result.metrics
-    assert (result.iteration_ns, peak(result), metrics.d2h_bytes, metrics.h2d_bytes) == GOLDEN
+    assert (result.iteration_ns, peak(result), metrics.copied_bytes["d2h"], metrics.copied_bytes["h2d"]) == GOLDEN
 
 
 GOLDEN = (110_130_863, 16_209_176, 41_943_040, 39_845_888)

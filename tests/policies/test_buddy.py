@@ -106,7 +106,7 @@ def test_peak_memory_equals_the_peak_of_live_blocks(data: st.DataObject):
     node = replace(data.draw(buddy_nodes()), gpu=replace(data.draw(buddy_nodes()).gpu, alignment=1))
     graph = task_graph(built, node)
     result = simulate(built, node, "buddy")
-    assert result.timeline.device_memory.live.max(initial=0) == live_peak(built, graph.sizes)
+    assert result.timeline.memory("device").live.max(initial=0) == live_peak(built, graph.sizes)
     assert result.buddy_peak == live_peak(built, memory_of(graph).carved)
 
 

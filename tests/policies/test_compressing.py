@@ -82,8 +82,11 @@ def test_host_compression_reduces_pinned_memory_but_not_traffic() -> None:
     plain, host = (
         simulate(trace, on, policy, parameters=p) for policy, p in (("vdnn", {"mode": "conv"}), ("vdnn++", {}))
     )
-    assert (host.metrics.d2h_bytes, host.metrics.h2d_bytes) == (plain.metrics.d2h_bytes, plain.metrics.h2d_bytes)
-    assert host.metrics.host_peak_bytes < plain.metrics.host_peak_bytes
+    assert (host.metrics.copied_bytes["d2h"], host.metrics.copied_bytes["h2d"]) == (
+        plain.metrics.copied_bytes["d2h"],
+        plain.metrics.copied_bytes["h2d"],
+    )
+    assert host.metrics.shared_peak_bytes["host"] < plain.metrics.shared_peak_bytes["host"]
     assert host.iteration_ns >= plain.iteration_ns
 
 
@@ -178,7 +181,7 @@ def _windows(result: Result, steps: list[tuple[str, str, int]]) -> dict[str, tup
             position += 1
         ends.append((begin, ns, layer, phase))
     for span in spans:
-        if span.kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D):
+        if span.kind is SpanKind.COPY:
             kernel_during = max((begin, ns) for begin, ns, _, _ in ends if begin <= span.start_ns)
             outcome.setdefault(span.name.removesuffix(":zvc"), []).append(kernel_during[1])
     return {name: (values[0], values[1]) for name, values in outcome.items()}
@@ -255,9 +258,9 @@ def test_cdma_equals_vdnn_on_a_node_with_the_engine() -> None:
     cdma, vdnn = simulate(trace, on, "cdma"), simulate(trace, on, "vdnn", parameters={"mode": "all"})
     without = simulate(trace, load_node("titan-x-maxwell"), "vdnn", parameters={"mode": "all"})
     assert cdma.iteration_ns == vdnn.iteration_ns < without.iteration_ns
-    assert cdma.metrics.d2h_bytes < without.metrics.d2h_bytes
+    assert cdma.metrics.copied_bytes["d2h"] < without.metrics.copied_bytes["d2h"]
     assert cdma.metrics.device_peak_bytes == without.metrics.device_peak_bytes
-    assert cdma.metrics.host_peak_bytes < without.metrics.host_peak_bytes
+    assert cdma.metrics.shared_peak_bytes["host"] < without.metrics.shared_peak_bytes["host"]
 
 
 def test_cdma_needs_the_engine() -> None:

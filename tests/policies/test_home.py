@@ -44,7 +44,7 @@ def keeping_peak(trace: Trace) -> int:
 def test_with_ample_memory_everything_stays_resident():
     result = simulate(trace_of(), node_of(PLENTY), "home")
     assert result.iteration_ns == result.ideal_ns
-    assert result.metrics.d2h_bytes == 0
+    assert result.metrics.copied_bytes["d2h"] == 0
 
 
 @pytest.mark.parametrize("update", ["full", "recombine"])

@@ -77,7 +77,7 @@ import simgpu
 trace = simgpu.load_trace("chain")
 node = simgpu.load_node("node.yaml")
 result = simgpu.simulate(trace, node, "largest")
-print(result.policy, result.metrics.d2h_bytes, result.steady)
+print(result.policy, result.metrics.copied_bytes["d2h"], result.steady)
 """
     done = python_with(installed, arguments=["-c", script], cwd=tmp_path)
     assert (done.stdout, done.returncode) == ("largest 200000 True\n", 0), done.stderr

@@ -85,7 +85,7 @@ def test_ideal_takes_the_sum_of_the_recorded_durations(name):
     trace = recording(name)
     result = run(name, "ideal")
     assert result.iteration_ns == result.ideal_ns == sum(kernel.duration_ns for kernel in trace.kernels)
-    assert result.steady and result.metrics.d2h_bytes == result.metrics.h2d_bytes == 0
+    assert result.steady and result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"] == 0
     if name in LOGS:
         assert result.iteration_ns == LOGS[name][0]
 
@@ -101,7 +101,7 @@ def test_none_reports_the_recorded_peak_to_the_byte(name):
     trace = recording(name)
     result = run(name, "none")
     assert result.steady and result.iteration_ns == LOGS[name][0]
-    memory = result.timeline.device_memory
+    memory = result.timeline.memory("device")
     assert memory.live.max() == memory.used.max() == LOGS[name][1] == peak(trace, 1, needed=False)
     assert result.metrics.device_peak_bytes == LOGS[name][1]
 
@@ -119,9 +119,9 @@ def test_the_recorded_peak_fits_exactly_and_one_byte_less_does_not(name):
 def test_padding_is_shown_separately_from_live_bytes(name):
     trace = recording(name)
     plain, padded = run(name, "none"), run(name, "none", alignment=512)
-    live = padded.timeline.device_memory.live
-    assert live.max() == plain.timeline.device_memory.live.max() == peak(trace, 1, needed=False)
-    assert padded.timeline.device_memory.used.max() == peak(trace, 512, needed=False)
+    live = padded.timeline.memory("device").live
+    assert live.max() == plain.timeline.memory("device").live.max() == peak(trace, 1, needed=False)
+    assert padded.timeline.memory("device").used.max() == peak(trace, 512, needed=False)
     assert padded.iteration_ns == plain.iteration_ns
 
 
@@ -140,9 +140,9 @@ def test_vdnn_is_steady_with_ample_memory(name, mode):
     result = run(name, "vdnn", mode=mode)
     assert result.steady
     assert result.iteration_ns >= result.ideal_ns
-    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes
+    assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"]
     if mode == "dynamic":
-        assert result.metrics.d2h_bytes == 0 and result.iteration_ns == result.ideal_ns
+        assert result.metrics.copied_bytes["d2h"] == 0 and result.iteration_ns == result.ideal_ns
 
 
 @pytest.mark.exhaustive
@@ -158,16 +158,16 @@ def test_vdnn_keeps_to_the_budget_or_names_the_kernel_that_cannot_run(name, mode
         assert error.kernel in {kernel.id for kernel in recording(name).kernels} or "before the first" in str(error)
         return
     assert result.steady
-    assert result.timeline.device_memory.used.max() <= result.high_water <= budget
+    assert result.timeline.memory("device").used.max() <= result.high_water <= budget
     assert result.iteration_ns >= result.ideal_ns
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_vdnn_offloading_more_moves_more_bytes_and_uses_less_memory(name):
     everything, convolutions = run(name, "vdnn", mode="all"), run(name, "vdnn", mode="conv")
-    assert everything.metrics.d2h_bytes >= convolutions.metrics.d2h_bytes
+    assert everything.metrics.copied_bytes["d2h"] >= convolutions.metrics.copied_bytes["d2h"]
     assert everything.metrics.device_mean_bytes <= convolutions.metrics.device_mean_bytes
     if name != "titanv-dtr/transformer-b10.log":
-        assert convolutions.metrics.d2h_bytes > 0
+        assert convolutions.metrics.copied_bytes["d2h"] > 0
     else:
-        assert convolutions.metrics.d2h_bytes == 0, "there is no convolution in it"
+        assert convolutions.metrics.copied_bytes["d2h"] == 0, "there is no convolution in it"

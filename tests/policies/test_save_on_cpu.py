@@ -34,7 +34,7 @@ def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwid
     result = run(chain(forward, backward, sizes), "save_on_cpu", bandwidth=bandwidth, latency=latency)
     copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
     assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
-    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(sizes)
+    assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"] == sum(sizes)
 
 
 @settings(max_examples=25, deadline=None)
@@ -107,7 +107,7 @@ def test_a_fetched_copy_adds_to_the_resident_original():
     assert peak(result) == 1 + 24 + 120 + 50
     start = next(start for name, start, _ in work(result) if name == "product-back")
     assert used(result, start) == 1 + 24 + 24
-    assert result.timeline.host_memory.used.max() == 24 + 120 + 100
+    assert result.timeline.memory("host").used.max() == 24 + 120 + 100
 
 
 def test_a_block_held_to_the_end_stays_next_to_its_copy():
@@ -169,7 +169,15 @@ def test_a_recorded_network_has_the_exact_time_and_peak_memory():
     tasks = load_trace("resnet20-cifar-cpu")
     result = run(tasks, "save_on_cpu", bandwidth=12 * 10**9, latency=5000)
     saved = [tensor for tensor in saved_tensors(TaskGraph.of(tasks)).tensors if tensor.bytes]
-    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(tensor.bytes for tensor in saved)
+    assert (
+        result.metrics.copied_bytes["d2h"]
+        == result.metrics.copied_bytes["h2d"]
+        == sum(tensor.bytes for tensor in saved)
+    )
     copies = sum(copy_ns(tensor.bytes, 12 * 10**9, 5000) for tensor in saved)
     assert result.iteration_ns == tasks.compute_ns + 2 * copies
-    assert (result.iteration_ns, peak(result), result.metrics.d2h_bytes) == (124_110_609, 12_033_048, 73_317_508)
+    assert (result.iteration_ns, peak(result), result.metrics.copied_bytes["d2h"]) == (
+        124_110_609,
+        12_033_048,
+        73_317_508,
+    )

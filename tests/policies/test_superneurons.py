@@ -81,7 +81,7 @@ def test_superneurons_plans_the_same_program_for_every_budget():
     trace = with_purity(straight(OPS, [100] * len(OPS)))
     ample, tight = (simulate(trace, node_of(PLENTY), "superneurons", budget=budget) for budget in (PLENTY, 600))
     assert ample.program == tight.program
-    assert ample.timeline.device_memory.used.max() <= 600
+    assert ample.timeline.memory("device").used.max() <= 600
 
 
 def test_the_note_lists_unrecomputable_bytes_by_operator():

@@ -13,7 +13,6 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.simulation.run import Result, simulate, task_graph
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from tests.policies.contract import Parameters, PolicyContract
@@ -40,14 +39,14 @@ class TestUmPinned(PolicyContract):
     def test_every_offloaded_block_is_fetched_again(self, parameters: Parameters, trace_name: str):
         """No block is copied: kernels read and write host memory."""
         result = self.run(parameters, trace_name)
-        assert result.timeline.device_memory.live.max() == 0
+        assert result.timeline.memory("device").live.max() == 0
         read, written = (
             {graph_block for k in getattr(result.graph, way) for graph_block in k if result.graph.sizes[graph_block]}
             for way in ("reads", "writes")
         )
-        spans = {kind: {s.name for s in result.timeline if s.kind is kind} for kind in SpanKind}
-        assert spans[SpanKind.COPY_H2D] == {result.graph.blocks[b].id for b in read}
-        assert spans[SpanKind.COPY_D2H] == {result.graph.blocks[b].id for b in written}
+        spans = {label: {s.name for s in result.timeline if s.label == label} for label in ("copy_d2h", "copy_h2d")}
+        assert spans["copy_h2d"] == {result.graph.blocks[b].id for b in read}
+        assert spans["copy_d2h"] == {result.graph.blocks[b].id for b in written}
 
 
 def run(where: NodeSpec | str = "v100", budget: int | None = None, of: Trace | None = None, **given: Any) -> Result:
@@ -66,7 +65,7 @@ def test_a_program_that_just_fits_has_no_faults_and_no_slowdown(plain: Result):
     result = run(budget=plain.high_water)
     assert result.timeline.iteration_ends_ns[:3] == plain.timeline.iteration_ends_ns
     assert result.high_water == plain.high_water
-    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == 0
+    assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"] == 0
 
 
 @pytest.mark.slow
@@ -92,7 +91,7 @@ def test_a_solver_that_sweeps_its_arrays_is_faster_with_pinned_memory():
     solver = trace(kernels, [held("u", size), held("v", size)])
     on = node(10**9, out=75 * 10**9, back=75 * 10**9)
     migrating = run(on, budget=2 * size * 10 // 11, of=solver)
-    assert migrating.metrics.h2d_bytes == migrating.metrics.d2h_bytes == 2 * size * sweeps
+    assert migrating.metrics.copied_bytes["h2d"] == migrating.metrics.copied_bytes["d2h"] == 2 * size * sweeps
     assert migrating.iteration_ns > run(on, of=solver, access="pinned").iteration_ns
 
 
@@ -101,7 +100,7 @@ def test_accesses_without_faults_change_the_lru_order_but_not_the_drivers():
     kernels = [kernel(f"k{i}", 10, name) for i, name in enumerate(["x", "a", "x", "b", "x", "a"])]
     small = trace(kernels, [held(name, 256) for name in "xab"])
     brought = {
-        order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.h2d_bytes
+        order: run(node(), budget=512, of=small, page=256, chunk=256, eviction=order).metrics.copied_bytes["h2d"]
         for order in ("touched", "arrived")
     }
     # First in, first out evicts x for b, a for x, and b for a.
@@ -114,7 +113,7 @@ def test_clean_pages_are_dropped_if_the_host_keeps_its_copy():
     metrics = [
         run(node(), budget=256, of=small, page=256, chunk=256, write_back=how).metrics for how in ("all", "dirty")
     ]
-    assert [(m.d2h_bytes, m.h2d_bytes) for m in metrics] == [(512, 512), (0, 512)]
+    assert [(m.copied_bytes["d2h"], m.copied_bytes["h2d"]) for m in metrics] == [(512, 512), (0, 512)]
 
 
 @pytest.mark.slow
@@ -131,8 +130,8 @@ def test_fault_cost_depends_on_latency_and_batch_size(plain: Result):
 def test_the_result_reports_faults_and_device_and_host_peaks(plain: Result):
     result = run(budget=plain.high_water * 10 // 15)
     assert any("page faults in" in note for note in result.notes)
-    assert result.metrics.host_peak_bytes > 0
-    peak = result.metrics.device_peak_bytes + result.metrics.host_peak_bytes
+    assert result.metrics.shared_peak_bytes["host"] > 0
+    peak = result.metrics.device_peak_bytes + result.metrics.shared_peak_bytes["host"]
     assert result.metrics.device_peak_bytes <= result.budget <= peak
 
 

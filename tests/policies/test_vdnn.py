@@ -11,7 +11,6 @@ from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.vdnn import Vdnn, offloading
 from simgpu.simulation.run import simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from tests.policies.contract import PLENTY, node_of, trace_of
 from tests.policies.networks import (
@@ -160,7 +159,7 @@ def test_blocks_not_read_by_backward_are_released_and_not_offloaded():
     )
     assert moves(trace, "all").keys() == {"x", "b"}
     result = simulate(trace, node_of(PLENTY), "vdnn")
-    assert "a" not in {span.name for span in result.timeline if span.kind is SpanKind.COPY_D2H}
+    assert "a" not in {span.name for span in result.timeline if span.label == "copy_d2h"}
 
 
 def test_inputs_of_the_first_backward_step_are_prefetched_in_the_last_forward_step():
@@ -277,19 +276,17 @@ def test_a_layer_step_ends_when_its_kernels_and_copies_have_ended(name, mode):
     trace = trace_of(name)
     graph = TaskGraph.of(trace)
     result = simulate(trace, node_of(PLENTY), "vdnn", parameters={"mode": mode})
-    spans = {(span.kind, span.name): span for span in result.timeline if span.iteration == 1}
+    spans = {(span.label, span.name): span for span in result.timeline if span.iteration == 1}
     steps = graph.layers.steps
     copies: dict[int, list[int]] = {}
 
     def step_span(index: int) -> tuple[int, int]:
-        first, last = (
-            spans[SpanKind.COMPUTE, trace.kernels[k].id] for k in (steps[index].first, steps[index].stop - 1)
-        )
+        first, last = (spans["compute", trace.kernels[k].id] for k in (steps[index].first, steps[index].stop - 1))
         return first.start_ns, last.end_ns
 
     for swap in Vdnn(mode).swaps(graph):
         block = graph.blocks[swap.block].id
-        out, back = spans[SpanKind.COPY_D2H, block], spans[SpanKind.COPY_H2D, block]
+        out, back = spans["copy_d2h", block], spans["copy_h2d", block]
         assert out.start_ns >= step_span(graph.layers.step_of[swap.after])[0]
         assert back.start_ns >= step_span(graph.layers.step_of[swap.fetch_with])[0]
         for place_, copy in ((swap.after, out), (swap.fetch_with, back)):

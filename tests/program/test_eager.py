@@ -81,8 +81,8 @@ def test_a_copy_has_the_size_of_its_form_on_the_host():
         "F1": (0, 10), "out:x2:saved": (10, 22), "F2": (10, 20),
         "in:x2:saved": (22, 34), "B2": (34, 44), "B1": (44, 54),
     }  # fmt: skip
-    assert result.timeline.host_memory.used.max() == 12
-    assert result.timeline.device_memory.used.max() == 5 + 20
+    assert result.timeline.memory("host").used.max() == 12
+    assert result.timeline.memory("device").used.max() == 5 + 20
 
 
 def test_an_eager_program_lists_its_host_copies_and_survives_json():

@@ -58,15 +58,15 @@ def divisible(gpus: int) -> NodeSpec:
 
 def spans(timeline: Timeline, iteration: int = -1) -> dict[str, tuple[int, int]]:
     """Start and end of kernels and copies of an iteration; copies are called ``out:w1.grad`` and ``gpu1.in:w1``."""
-    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:", SpanKind.COMPUTE: ""}
+    prefix = {"copy_d2h": "out:", "copy_h2d": "in:", "compute": ""}
     number = range(len(timeline.iteration_ends_ns))[iteration]
     return {
-        ("" if span.kind is SpanKind.COMPUTE or not span.gpu else f"gpu{span.gpu}.") + prefix[span.kind] + span.name: (
+        ("" if span.label == "compute" or not span.gpu else f"gpu{span.gpu}.") + prefix[span.label] + span.name: (
             span.start_ns,
             span.end_ns,
         )
         for span in timeline
-        if span.kind in prefix and span.iteration == number
+        if span.label in prefix and span.iteration == number
     }
 
 
@@ -148,7 +148,7 @@ def test_optimizer_state_on_the_host_adds_to_the_update_time():
     assert iteration_ns(timeline) == 20 + 200 + (2 + 4) * 100 // 2 + 200
     # Input, feature map, weight and gradient; the momentum is on the host.
     assert {int(curve.live.max()) for curve in timeline.device_memories} == {20 + 20 + 100 + 100}
-    assert timeline.host_memory.live.tolist()[0] == 200
+    assert timeline.memory("host").live.tolist()[0] == 200
 
 
 def test_a_gradient_is_sent_once_written_and_the_weight_returns_during_compute():
@@ -189,7 +189,7 @@ def test_gradients_are_exchanged_only_in_the_last_round():
             verify(program, tasks)
             timeline = run_program(program, tasks, several(2), budget=None).timeline
             last = timeline.iteration == 2
-            copies = (timeline.kind == SpanKind.COPY_D2H) | (timeline.kind == SpanKind.COPY_H2D)
+            copies = timeline.kind == SpanKind.COPY
             assert int((last & copies).sum()) == 4
             built = [span for span in timeline if span.iteration == 2 and span.name.startswith("W1")]
             left = next(span for span in timeline if span.iteration == 2 and span.name == "w1.grad.gpu1")

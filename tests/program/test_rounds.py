@@ -38,7 +38,7 @@ def happened(code: Program, tasks: TaskGraph, where: object = None, iterations: 
     """The spans without waits, as a wait may be attributed to another instruction."""
     timeline = run(code, tasks, where, iterations=iterations).timeline  # type: ignore[arg-type]
     return [
-        (span.stream, span.kind, span.name, span.start_ns, span.end_ns, span.iteration)
+        (span.stream, span.label, span.name, span.start_ns, span.end_ns, span.iteration)
         for span in timeline
         if not span.kind.is_stall
     ]

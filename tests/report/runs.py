@@ -61,7 +61,7 @@ def huge(spans: int) -> ReportInput:
     starts = ends - lengths
     order = np.argsort(starts.ravel(), kind="stable")
     stream = np.repeat(np.arange(2), spans)[order]
-    kinds = np.where(stream == 0, SpanKind.COMPUTE, SpanKind.COPY_D2H)
+    kinds = np.where(stream == 0, SpanKind.COMPUTE, SpanKind.COPY)
     kinds[rng.random(2 * spans) < 0.3] = SpanKind.STALL_EVENT
     end = int(ends.max())
     times = np.linspace(0, end, spans).astype(np.int64)
@@ -76,11 +76,12 @@ def huge(spans: int) -> ReportInput:
         name=np.where(stream == 0, 0, len(ran.kernels)),
         start_ns=starts.ravel()[order],
         end_ns=ends.ravel()[order],
-        bytes=np.where(kinds == SpanKind.COPY_D2H, 4096, 0),
+        bytes=np.where(kinds == SpanKind.COPY, 4096, 0),
         cause=np.where(kinds == SpanKind.STALL_EVENT, 1 - stream, -1),
         iteration=np.zeros(2 * spans, dtype=np.int64),
-        device_memory=curve_of(zip(times.tolist(), sizes.tolist(), sizes.tolist(), strict=True)),
-        host_memory=curve_of(),
+        resource=np.where(kinds == SpanKind.COPY, 0, -1),
+        resources=("d2h",),
+        memories=(curve_of(zip(times.tolist(), sizes.tolist(), sizes.tolist(), strict=True)), curve_of(memory="host")),
         iteration_ends_ns=(end,),
     )
     return ReportInput(recorded.document, (Ran(ran.entry, ran.name, timeline, ran.kernels, ran.blocks),))

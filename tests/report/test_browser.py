@@ -200,7 +200,7 @@ def test_hovering_describes_a_span_and_clicking_pins_the_description(
 
     browser = at(page, tab=LABEL)
     begin = timeline.window(-1)[0]
-    span = max((s for s in timeline if s.start_ns >= begin and s.kind.label == "copy_d2h"), key=lambda s: s.bytes)
+    span = max((s for s in timeline if s.start_ns >= begin and s.label == "copy_d2h"), key=lambda s: s.bytes)
     pointer_to(browser, place_of(browser, (span.start_ns + span.end_ns) / 2), 6 + 34 + 17)
     tip = text_of(browser, "tip")
     message = dict(zip(tip.splitlines()[1::2], tip.splitlines()[2::2], strict=True))

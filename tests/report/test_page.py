@@ -105,8 +105,8 @@ def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
     ended = [ran for ran in recorded.runs if ran.timeline is not None]
     for ran, run in zip(ended, page_data(recorded)["runs"], strict=True):
         for message, curve in (
-            (run["memory"][0], timeline_of(ran).device_memory),
-            (run["host"], timeline_of(ran).host_memory),
+            (run["memory"][0], timeline_of(ran).memory("device")),
+            (run["shared"][0], timeline_of(ran).memory("host")),
         ):
             assert np.cumsum(message["time"]).tolist() == curve.time_ns.tolist()
             assert np.cumsum(message["live"]).tolist() == curve.live.tolist()
@@ -118,7 +118,7 @@ def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
 def test_padding_is_shown_separately_from_live_bytes() -> None:
     recorded = recorded_from(compare(CHAIN, NODE, ["none"], alignment=4096, iterations=1))
     [run] = page_data(recorded)["runs"]
-    curve = timeline_of(recorded.runs[0]).device_memory
+    curve = timeline_of(recorded.runs[0]).memory("device")
     assert np.any(curve.used > curve.live)
     assert np.cumsum(run["memory"][0]["padding"]).tolist() == (curve.used - curve.live).tolist()
 
@@ -296,7 +296,7 @@ def test_numbers_that_a_browser_cannot_represent_are_refused(comparison: Compari
     timeline = timeline_of(ran)
 
     def with_memory(size: int) -> ReportInput:
-        changed = replace(timeline, device_memory=curve_of([(0, size, size)]))
+        changed = replace(timeline, memories=(curve_of([(0, size, size)]),))
         return ReportInput(recorded.document, (replace(ran, timeline=changed),))
 
     assert page_data(with_memory(EXACT))["runs"][0]["memory"][0]["live"] == [2**53]

@@ -89,19 +89,19 @@ def run(
     return run_program(code, tasks, where, budget=where.budget, iterations=iterations, pool=pool)
 
 
-WORK = (SpanKind.COMPUTE, SpanKind.RECOMPUTE, SpanKind.COPY_D2H, SpanKind.COPY_H2D)
+WORK = ("compute", "recompute", "copy_d2h", "copy_h2d")
 
 
 def times(result: MachineRun, iteration: int = 0) -> dict[str, tuple[int, int]]:
     """Start and end of every kernel and copy of an iteration; copies are called ``out:x`` and ``in:x``."""
-    prefix = {SpanKind.COPY_D2H: "out:", SpanKind.COPY_H2D: "in:"}
+    prefix = {"copy_d2h": "out:", "copy_h2d": "in:"}
     return {
-        prefix.get(span.kind, "") + span.name: (span.start_ns, span.end_ns)
+        prefix.get(span.label, "") + span.name: (span.start_ns, span.end_ns)
         for span in result.timeline
-        if span.kind in WORK and span.iteration == iteration
+        if span.label in WORK and span.iteration == iteration
     }
 
 
 def stalls(result: MachineRun) -> list[tuple[str, SpanKind, int, int]]:
     """Stream, kind, start and end of every wait."""
-    return [(s.stream, s.kind, s.start_ns, s.end_ns) for s in result.timeline if s.kind.is_stall]
+    return [(s.stream, s.label, s.start_ns, s.end_ns) for s in result.timeline if s.kind.is_stall]

@@ -74,7 +74,7 @@ def test_layer_synchronous_vdnn_takes_the_sum_of_step_maxima(net: Chain, on: Nod
     result = simulate(chain(net.forward, net.backward, net.sizes), on, "vdnn", parameters={"mode": "all"})
     assert result.iteration_ns == layer_synchronous_ns(net, on)
     assert result.steady
-    assert result.metrics.d2h_bytes == result.metrics.h2d_bytes == sum(net.sizes[:-1])
+    assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"] == sum(net.sizes[:-1])
 
 
 durations = st.one_of(st.integers(0, 5), st.integers(0, 10**6))

@@ -74,14 +74,14 @@ def test_a_step_without_transfers_waits_for_nothing():
 
 def test_vdnn_prefetches_during_the_step_before_the_first_backward_reader():
     result = simulate(chain([5] * 4, [5] * 4, [9] * 4), node(), "vdnn", iterations=1)
-    outcome = {s.name: s.start_ns for s in result.timeline if s.kind.label == "copy_h2d"}
-    starts = {s.name: s.start_ns for s in result.timeline if s.kind.label == "compute"}
+    outcome = {s.name: s.start_ns for s in result.timeline if s.label == "copy_h2d"}
+    starts = {s.name: s.start_ns for s in result.timeline if s.label == "compute"}
     assert outcome == {"x3": starts["B4"], "x2": starts["B3"], "x1": starts["B2"]}
 
 
 def test_vdnn_does_not_offload_a_block_between_adjacent_steps():
     result = simulate(chain([5], [5], [900]), node(), "vdnn")
-    assert (result.iteration_ns, result.metrics.d2h_bytes) == (10, 0)
+    assert (result.iteration_ns, result.metrics.copied_bytes["d2h"]) == (10, 0)
 
 
 def test_a_block_written_by_a_step_is_not_offloaded_with_it():

@@ -9,7 +9,6 @@ from simgpu.program.instructions import COMPUTE, D2H, HOST, Acquire, Await, Laun
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import StreamId
 from tests.semantics.hand_made import block, graph, held, kernel, node, program, run, stalls, times, trace
 
@@ -21,7 +20,7 @@ def test_blocks_are_acquired_before_their_first_kernel_and_released_after_the_la
     tasks = graph(
         [kernel("k0", 10, "", "a"), kernel("k1", 20, "a", "b"), kernel("k2", 30, "b")], [block("a", 3), block("b", 5)]
     )
-    curve = run(lower(tasks, Placement()), tasks).timeline.device_memory
+    curve = run(lower(tasks, Placement()), tasks).timeline.memory("device")
     assert list(zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True))[1:] == [
         (0, 3),
         (10, 8),
@@ -33,7 +32,7 @@ def test_blocks_are_acquired_before_their_first_kernel_and_released_after_the_la
 def test_recorded_lifetimes_end_at_the_recorded_releases():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 20), kernel("k2", 30)], [block("a", 3, release="k1")])
     for recorded, freed in ((True, 30), (False, 10)):
-        curve = run(lower(tasks, Placement(), recorded_lifetimes=recorded), tasks).timeline.device_memory
+        curve = run(lower(tasks, Placement(), recorded_lifetimes=recorded), tasks).timeline.memory("device")
         assert curve.time_ns.tolist()[-1] == freed
 
 
@@ -52,7 +51,7 @@ def test_a_request_for_memory_is_granted_completely_or_not_at_all():
         node(12),
     )
     assert times(result)["k1"] == (10, 15)
-    assert 12 not in result.timeline.device_memory.live.tolist()[:2]
+    assert 12 not in result.timeline.memory("device").live.tolist()[:2]
 
 
 def test_blocks_of_a_request_are_placed_in_listed_order():
@@ -83,7 +82,7 @@ def test_waiting_is_first_in_first_out_even_if_a_later_request_would_fit():
     result = times(run(program(code), tasks, node(10)))
     assert result["k2"] == (10, 11)
     assert result["k4"] == (10, 11)
-    assert stalls(run(program(code), tasks, node(10)))[1] == ("compute2", SpanKind.STALL_DEVICE_MEMORY, 2, 10)
+    assert stalls(run(program(code), tasks, node(10)))[1] == ("compute2", "stall_device_memory", 2, 10)
 
 
 def test_device_and_host_memory_have_separate_queues():
@@ -99,19 +98,19 @@ def test_device_and_host_memory_have_separate_queues():
 
 def test_an_offloaded_block_is_released_at_the_end_of_its_copy():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 50), kernel("k2", 9, "a")], [block("a", 30)])
-    curve = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks).timeline.device_memory
+    curve = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks).timeline.memory("device")
     assert (40, 0) in zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True)
 
 
 def test_host_memory_is_held_from_the_copy_out_to_the_end_of_the_copy_in():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 50), kernel("k2", 9, "a")], [block("a", 30)])
-    curve = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks).timeline.host_memory
+    curve = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks).timeline.memory("host")
     assert list(zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True)) == [(10, 30), (90, 0)]
 
 
 def test_padding_is_counted_separately_from_live_bytes():
     tasks = graph([kernel("k0", 10, "", "a b")], [block("a", 1), block("b", 513)])
-    curve = run(lower(tasks, Placement()), tasks, node(alignment=512)).timeline.device_memory
+    curve = run(lower(tasks, Placement()), tasks, node(alignment=512)).timeline.memory("device")
     assert (max(curve.live), max(curve.used)) == (514, 512 + 1024)
 
 
@@ -125,7 +124,7 @@ def test_padding_counts_against_the_budget():
 def test_host_memory_is_not_aligned():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 9, "a")], [block("a", 1)])
     result = run(lower(tasks, Placement((Swap(0, 0, 2, 2),))), tasks, node(alignment=512, host=1))
-    assert max(result.timeline.host_memory.used) == 1
+    assert max(result.timeline.memory("host").used) == 1
 
 
 FRAGMENTED = trace(

@@ -15,7 +15,6 @@ from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.simulation.run import Result, simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import nodes, placements, traces
 
@@ -48,8 +47,8 @@ def placed(draw: st.DrawFn, trace: Trace, *, barrier: bool | None = None) -> Pla
 def link_ns(result: Result, node: NodeSpec) -> int:
     """The minimum time in which the link can transfer all bytes copied in the run."""
     link = node.link
-    bytes_of = {kind: sum(s.bytes for s in result.timeline if s.kind is kind) for kind in SpanKind}
-    out, back = bytes_of[SpanKind.COPY_D2H], bytes_of[SpanKind.COPY_H2D]
+    bytes_of = {label: sum(s.bytes for s in result.timeline if s.label == label) for label in ("copy_d2h", "copy_h2d")}
+    out, back = bytes_of["copy_d2h"], bytes_of["copy_h2d"]
     if link.duplex is Duplex.HALF and node.gpu.copy_engines == 2:
         return (out + back) * 10**9 // max(link.d2h_bandwidth, link.h2d_bandwidth)
     one_way = out * 10**9 // link.d2h_bandwidth, back * 10**9 // link.h2d_bandwidth
@@ -85,7 +84,7 @@ def test_a_run_within_a_budget_respects_it_or_runs_out_of_memory(data: st.DataOb
         assert error.capacity == budget
         assert error.requested > error.largest_hole or error.requested > error.free
         return
-    curve = result.timeline.device_memory
+    curve = result.timeline.memory("device")
     assert max(curve.used, default=0) <= result.high_water <= budget
     assert (curve.live <= curve.used).all()
     assert min(curve.live, default=0) >= 0
@@ -156,7 +155,7 @@ def test_vdnn_within_a_budget_runs_or_runs_out_of_memory(data: st.DataObject, mo
         result = simulate(trace, node, "vdnn", parameters={"mode": mode}, budget=budget)
     except OutOfMemoryError:
         return
-    assert max(result.timeline.device_memory.used, default=0) <= budget
+    assert max(result.timeline.memory("device").used, default=0) <= budget
 
 
 @many

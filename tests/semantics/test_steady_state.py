@@ -79,19 +79,19 @@ def test_released_constants_are_initialized_again_without_cost():
     assert code.segments[0].streams[COMPUTE][:2] == (Acquire((0,)), Initialize((0,)))
     result = run(code, tasks, iterations=3)
     assert result.timeline.iteration_ends_ns == (20, 40, 60)
-    assert result.timeline.device_memory.live.tolist()[-1] == 0
+    assert result.timeline.memory("device").live.tolist()[-1] == 0
 
 
 def test_other_surviving_blocks_are_released_at_the_end_of_the_iteration():
     tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 10)], [block("a", 4, release=RELEASED_AT_END)])
-    curve = run(lower(tasks, Placement(), recorded_lifetimes=True), tasks, iterations=2).timeline.device_memory
+    curve = run(lower(tasks, Placement(), recorded_lifetimes=True), tasks, iterations=2).timeline.memory("device")
     changes = list(zip(curve.time_ns.tolist(), curve.live.tolist(), strict=True))
     assert changes[1:] == [(0, 4), (20, 0), (20, 4), (40, 0)]
 
 
 def test_weights_keep_their_memory_from_one_iteration_to_the_next():
     tasks = graph([kernel("k0", 10, "w", "w")], [held("w", 4)])
-    assert set(run(lower(tasks, Placement()), tasks, iterations=3).timeline.device_memory.live.tolist()) == {4}
+    assert set(run(lower(tasks, Placement()), tasks, iterations=3).timeline.memory("device").live.tolist()) == {4}
 
 
 def test_a_kernel_waits_for_a_block_that_is_still_being_offloaded():

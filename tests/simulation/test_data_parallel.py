@@ -138,7 +138,7 @@ def test_metrics_of_several_gpus_match_the_hand_calculation(node: NodeSpec, resn
         block.bytes for block in resnet.blocks if block.persistent and f"{block.id}.grad" in resnet.block_by_id
     )
     # A gradient to GPU 0 through the host, and a weight back the same way.
-    assert (metrics.d2h_bytes, metrics.h2d_bytes) == (2 * weights, 2 * weights)
+    assert (metrics.copied_bytes["d2h"], metrics.copied_bytes["h2d"]) == (2 * weights, 2 * weights)
     assert metrics.device_peak_bytes == max(int(curve.live.max()) for curve in result.timeline.device_memories)
     assert result.to_dict()["data_parallel"] == {"gpus": 2, "exchange": "gather", "cores": 1}
     assert {"speedup", "together_ns"} <= set(result.to_dict()["metrics"])
@@ -150,7 +150,7 @@ def test_metrics_of_several_gpus_match_the_hand_calculation(node: NodeSpec, resn
 def test_an_iteration_ends_when_all_gpus_have_their_weights(node: NodeSpec, resnet: Trace, exchange: str):
     timeline = simulate(resnet, node, "ideal", gpus=2, exchange=exchange).timeline
     for number, end in enumerate(timeline.iteration_ends_ns):
-        mine = (timeline.kind == SpanKind.COPY_H2D) & (timeline.iteration == number)
+        mine = timeline.copies("h2d") & (timeline.iteration == number)
         assert end == timeline.end_ns[mine].max()
 
 
@@ -164,7 +164,10 @@ def test_the_first_iteration_includes_its_exchange(node: NodeSpec, resnet: Trace
     assert one.iteration_ns == two.iteration_ns == five.iteration_ns
     assert (one.steady, two.steady, five.steady) == (None, True, True)
     assert one.metrics.breakdown == five.metrics.breakdown
-    assert (one.metrics.d2h_bytes, one.metrics.h2d_bytes) == (five.metrics.d2h_bytes, five.metrics.h2d_bytes)
+    assert (one.metrics.copied_bytes["d2h"], one.metrics.copied_bytes["h2d"]) == (
+        five.metrics.copied_bytes["d2h"],
+        five.metrics.copied_bytes["h2d"],
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +190,7 @@ def test_waiting_for_the_host_is_reported_as_its_own_cause():
 def test_output_files_distinguish_the_gpus(node: NodeSpec, recorded: Trace, tmp_path: Path):
     timeline = simulate(recorded, node, "vdnn", gpus=2).timeline
     frame = timeline.memory_frame()
-    assert sorted(set(zip(frame["gpu"], frame["space"], strict=True))) == [(-1, "host"), (0, "device"), (1, "device")]
+    assert sorted(set(zip(frame["gpu"], frame["memory"], strict=True))) == [(-1, "host"), (0, "device"), (1, "device")]
     assert set(timeline.frame()["gpu"]) == {0, 1}
     write_perfetto(timeline, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

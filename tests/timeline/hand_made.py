@@ -6,17 +6,30 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.model import SHARED, MemoryCurve, SpanKind, Timeline, kind_of
 
-#: (stream, kind, name, start, end), then bytes and cause, if any
-HandSpan = tuple[str, SpanKind, str, int, int] | tuple[str, SpanKind, str, int, int, int, str]
+#: (stream, kind or its label, name, start, end), then bytes and cause, if any
+HandSpan = tuple[str, SpanKind | str, str, int, int] | tuple[str, SpanKind | str, str, int, int, int, str]
+RESOURCES = ("device", "host", "d2h", "h2d")
 STREAMS = ("compute", "d2h", "h2d", "host")
 
 
-def curve_of(samples: Iterable[tuple[int, int, int]] = (), capacity: int | None = None) -> MemoryCurve:
+def curve_of(
+    samples: Iterable[tuple[int, int, int]] = (), capacity: int | None = None, memory: str = "device"
+) -> MemoryCurve:
     """A curve from (time, live, used)."""
     columns = np.array(list(samples), dtype=np.int64).reshape(-1, 3)
-    return MemoryCurve(columns[:, 0], columns[:, 1], columns[:, 2], capacity)
+    gpu = 0 if memory == "device" else SHARED
+    return MemoryCurve(columns[:, 0], columns[:, 1], columns[:, 2], capacity, memory, gpu)
+
+
+def kind_and_resource(kind: SpanKind | str) -> tuple[SpanKind, int]:
+    """A kind or its label as the columns of a timeline."""
+    if isinstance(kind, SpanKind):
+        return kind, -1
+    known = kind_of(kind)
+    assert known is not None, kind
+    return known[0], RESOURCES.index(known[1]) if known[1] else -1
 
 
 def timeline_of(
@@ -40,15 +53,16 @@ def timeline_of(
         names=names,
         gpu=column(0 for _ in full),
         stream=column(streams.index(span[0]) for span in full),
-        kind=column(span[1] for span in full),
+        kind=column(kind_and_resource(span[1])[0] for span in full),
+        resource=column(kind_and_resource(span[1])[1] for span in full),
+        resources=RESOURCES,
         name=column(names.index(span[2]) for span in full),
         start_ns=column(span[3] for span in full),
         end_ns=column(span[4] for span in full),
         bytes=column(span[5] for span in full),
         cause=column(streams.index(span[6]) if span[6] else -1 for span in full),
         iteration=column(next((i for i, end in enumerate(ends) if span[3] < end), len(ends) - 1) for span in full),
-        device_memory=device or curve_of(),
-        host_memory=host or curve_of(),
+        memories=(device or curve_of(), host or curve_of(memory="host")),
         iteration_ends_ns=tuple(ends),
     )
 
@@ -91,7 +105,7 @@ def layered_run(
             if layer < layers - 1:
                 pin(sizes[layer], now)
                 copied = now + sizes[layer] * 10**9 // bandwidth
-                spans.append(("d2h", SpanKind.COPY_D2H, f"map{layer}", now, copied, sizes[layer], ""))
+                spans.append(("d2h", "copy_d2h", f"map{layer}", now, copied, sizes[layer], ""))
                 if copied > done:
                     spans.append(("compute", SpanKind.STALL_EVENT, f"map{layer}", done, copied, 0, "d2h"))
                 elif done > copied:
@@ -107,7 +121,7 @@ def layered_run(
             if layer > 0:
                 hold(sizes[layer - 1], now)
                 copied = now + sizes[layer - 1] * 10**9 // bandwidth
-                spans.append(("h2d", SpanKind.COPY_H2D, f"map{layer - 1}", now, copied, sizes[layer - 1], ""))
+                spans.append(("h2d", "copy_h2d", f"map{layer - 1}", now, copied, sizes[layer - 1], ""))
                 if copied > done:
                     spans.append(("compute", SpanKind.STALL_EVENT, f"map{layer - 1}", done, copied, 0, "h2d"))
                 elif done > copied and layer > 1:
@@ -121,4 +135,4 @@ def layered_run(
         now += 25 * 400_000
         ends.append(now)
     samples.sort(key=lambda sample: sample[0])
-    return timeline_of(spans, ends, device=curve_of(samples, capacity), host=curve_of(pinned))
+    return timeline_of(spans, ends, device=curve_of(samples, capacity), host=curve_of(pinned, memory="host"))

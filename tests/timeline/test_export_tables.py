@@ -22,14 +22,14 @@ def small() -> Timeline:
     return timeline_of(
         [
             ("compute", K.COMPUTE, 'conv "a", 3x3', 0, 5),
-            ("d2h", K.COPY_D2H, "übertrag", 0, 8, 64, ""),
+            ("d2h", "copy_d2h", "übertrag", 0, 8, 64, ""),
             ("compute", K.STALL_EVENT, "übertrag", 5, 8, 0, "d2h"),
             ("compute", K.COMPUTE, "b", 8, 8),
             ("compute", K.COMPUTE, "c", 8, 10),
         ],
         [8, 10],
         device=curve_of([(0, 100, 128), (8, 36, 64)]),
-        host=curve_of([(0, 64, 64)]),
+        host=curve_of([(0, 64, 64)], memory="host"),
     )
 
 
@@ -42,7 +42,7 @@ iteration,gpu,stream,kind,name,start_ns,end_ns,bytes,cause
 1,0,compute,compute,c,8,10,0,
 """
 MEMORY_CSV = """\
-gpu,space,time_ns,live_bytes,used_bytes
+gpu,memory,time_ns,live_bytes,used_bytes
 0,device,0,100,128
 0,device,8,36,64
 -1,host,0,64,64

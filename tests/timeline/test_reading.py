@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
-from simgpu.timeline.model import MemoryCurve, SpanKind, Timeline
+from simgpu.timeline.model import SHARED, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.reading import read_timeline
 from tests.timeline.hand_made import curve_of, layered_run, timeline_of
 
@@ -41,22 +42,26 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
     stream = column(st.integers(0, len(STREAMS) - 1))
     first = draw(curves())
+    kind = column(st.integers(0, len(SpanKind) - 1))
+    place = {SpanKind.COPY: st.integers(2, 5), SpanKind.STALL_MEMORY: st.sampled_from([0, 1, 6])}
+    second = MemoryCurve(first.time_ns, first.used, first.live, first.capacity, "device", 1)
+    host, disk = (replace(draw(curves()), memory=name, gpu=SHARED) for name in ("host", "disk"))
     return Timeline(
         streams=STREAMS,
         names=names,
         gpu=np.array([int(STREAMS[at].startswith("gpu1")) for at in stream], dtype=np.int64),
         stream=stream,
-        kind=column(st.integers(0, len(SpanKind) - 1)),
+        kind=kind,
+        resource=np.array([draw(place.get(SpanKind(each), st.just(-1))) for each in kind], dtype=np.int64),
+        resources=("device", "host", "d2h", "h2d", "host2disk", "disk2host", "disk"),
         name=column(st.integers(-1, len(names) - 1)),
         start_ns=np.array(starts, dtype=np.int64),
         end_ns=np.array([draw(st.integers(start, LARGEST)) for start in starts], dtype=np.int64),
         bytes=column(NUMBERS),
         cause=column(st.integers(-1, len(STREAMS) - 1)),
         iteration=column(st.integers(0, 2)),
-        device_memory=first,
-        host_memory=draw(curves()),
+        memories=(first, second, host, *([disk] if len(disk.time_ns) else [])),
         iteration_ends_ns=(1, 2, 3),
-        more_devices=(MemoryCurve(first.time_ns, first.used, first.live, first.capacity),),
     )
 
 
@@ -65,16 +70,15 @@ def read_again(timeline: Timeline, spans: Path, memory: Path) -> Timeline:
         spans,
         memory,
         iteration_ends_ns=timeline.iteration_ends_ns,
-        device_capacity=timeline.device_memory.capacity,
-        host_capacity=timeline.host_memory.capacity,
+        capacities={curve.memory: curve.capacity for curve in timeline.memories},
     )
 
 
 def assert_same(read: Timeline, written: Timeline) -> None:
     assert list(read) == list(written)
     assert read.iteration_ends_ns == written.iteration_ends_ns
-    both = zip((*read.device_memories, read.host_memory), (*written.device_memories, written.host_memory), strict=True)
-    for one, other in both:
+    for one, other in zip(read.memories, written.memories, strict=True):
+        assert (one.memory, one.gpu) == (other.memory, other.gpu)
         assert one.capacity == other.capacity
         for name in ("time_ns", "live", "used"):
             assert getattr(one, name).tolist() == getattr(other, name).tolist()
@@ -107,7 +111,7 @@ def test_parquet_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 SMALL = timeline_of(
     [
         ("compute", SpanKind.COMPUTE, "conv1", 0, 5),
-        ("d2h", SpanKind.COPY_D2H, "x", 1, 9, 64, ""),
+        ("d2h", "copy_d2h", "x", 1, 9, 64, ""),
         ("compute", SpanKind.STALL_EVENT, "x", 5, 9, 0, "d2h"),
     ],
     [9],
@@ -142,7 +146,12 @@ SMALL = timeline_of(
             "row 4, column iteration: '7' is not one of the 1",
         ),
         ("s.csv", 1, "iteration,gpu,stream", "row 1: the columns are 'iteration,gpu,stream'; they should be"),
-        ("m.csv", 2, "0,devices,0,64,64", "row 2, column space: 'devices' is no memory; did you mean 'device'?"),
+        (
+            "m.csv",
+            2,
+            "0,Device,0,64,64",
+            "row 2, column memory: 'Device' is not the name of a memory; did you mean 'device'?",
+        ),
         ("m.csv", 2, "-1,device,0,64,64", "row 2, column gpu: '-1' does not go with device memory"),
         ("m.csv", 2, '0,"device,0,64,64', "not readable as CSV"),
         ("m.csv", 3, "0,device,9,0,0\n0,device,5,8,8\n", "row 4, column time_ns: '5' is before the sample"),

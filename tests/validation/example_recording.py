@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from simgpu.simulation.result import Result
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.validation.calibration import calibrate, persistent_bytes
@@ -51,10 +50,10 @@ SETTINGS: Mapping[Method, Mapping[str, Any]] = {
     Method.ASYNC_OFFLOAD: {"prefetch": 1, "stash": 1, "min_bytes": MIB},
 }
 KINDS = {
-    SpanKind.COMPUTE: (MeasuredKind.KERNEL, "compute"),
-    SpanKind.RECOMPUTE: (MeasuredKind.KERNEL, "compute"),
-    SpanKind.COPY_D2H: (MeasuredKind.COPY_D2H, "d2h"),
-    SpanKind.COPY_H2D: (MeasuredKind.COPY_H2D, "h2d"),
+    "compute": (MeasuredKind.KERNEL, "compute"),
+    "recompute": (MeasuredKind.KERNEL, "compute"),
+    "copy_d2h": (MeasuredKind.COPY_D2H, "d2h"),
+    "copy_h2d": (MeasuredKind.COPY_H2D, "h2d"),
 }
 
 
@@ -116,8 +115,8 @@ def spans_of(result: Result) -> tuple[MeasuredSpan, ...]:
     measured_spans: list[MeasuredSpan] = []
     calls = 0
     for span in result.timeline:
-        if span.kind in KINDS and start <= span.start_ns < end:
-            kind, stream = KINDS[span.kind]
+        if span.label in KINDS and start <= span.start_ns < end:
+            kind, stream = KINDS[span.label]
             kernel = kind is MeasuredKind.KERNEL
             op, call = (ops[span.name], calls) if kernel else ("", -1)
             times = span.start_ns - start, span.end_ns - start

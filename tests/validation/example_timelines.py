@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from simgpu.simulation.result import Result
-from simgpu.timeline.model import SpanKind
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan
 
-_COPIES = {SpanKind.COPY_D2H: ("d2h", MeasuredKind.COPY_D2H), SpanKind.COPY_H2D: ("h2d", MeasuredKind.COPY_H2D)}
+_COPIES = {"copy_d2h": ("d2h", MeasuredKind.COPY_D2H), "copy_h2d": ("h2d", MeasuredKind.COPY_H2D)}
 
 
 def kernel(op: str, call: int, start: int, end: int) -> MeasuredSpan:
@@ -32,8 +31,8 @@ def _measured(result: Result, iterable: Iterable, begin: int) -> Iterable[Measur
     ops = {each.id: each.op for each in result.graph.kernels}
     for call, span in enumerate(iterable):
         start, end = span.start_ns - begin, span.end_ns - begin
-        if span.kind in _COPIES:
-            stream, kind = _COPIES[span.kind]
+        if span.label in _COPIES:
+            stream, kind = _COPIES[span.label]
             yield MeasuredSpan(stream, kind, "Memcpy", "", -1, start, end, span.bytes)
         else:
             yield kernel(ops[span.name], call, start, end)

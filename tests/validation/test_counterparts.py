@@ -8,7 +8,6 @@ import pytest
 
 from simgpu.memory.transfer import stream_ns
 from simgpu.policies.registry import describe, policy_names
-from simgpu.timeline.model import SpanKind
 from simgpu.validation.calibration import Calibration, calibrate, persistent_bytes
 from simgpu.validation.comparison import POLICY_OF, Numbers, simulate_counterpart
 from simgpu.validation.measured import MeasuredRun, Method
@@ -48,11 +47,11 @@ def test_save_on_cpu_waits_for_copies_out_to_return_and_for_the_next_launch_and_
     result = simulate_counterpart(calibration(), Method.SAVE_ON_CPU, {})
     assert result.result is not None and result.numbers is not None
     start, _ = result.result.timeline.window(-1)
-    rates = {SpanKind.COPY_D2H: COPIES.d2h, SpanKind.COPY_H2D: COPIES.h2d}
-    copies = [each for each in result.result.timeline if each.kind in rates and each.start_ns >= start]
-    assert {each.kind for each in copies} == set(rates)
-    bytes_alone = sum(stream_ns(each.bytes, rates[each.kind]) for each in copies)
-    count = sum(each.kind is SpanKind.COPY_D2H for each in copies)
+    rates = {"copy_d2h": COPIES.d2h, "copy_h2d": COPIES.h2d}
+    copies = [each for each in result.result.timeline if each.label in rates and each.start_ns >= start]
+    assert {each.label for each in copies} == set(rates)
+    bytes_alone = sum(stream_ns(each.bytes, rates[each.label]) for each in copies)
+    count = sum(each.label == "copy_d2h" for each in copies)
     assert 2 * count == len(copies)
     waits = count * (COPIES.blocking_ns + MACHINE.launch_ns + COPIES.latency_ns)
     assert result.numbers.step_ns == example_trace().compute_ns + bytes_alone + waits
@@ -70,7 +69,7 @@ def test_on_a_cpu_the_host_waits_for_copies_in_both_directions():
 def test_async_offload_copies_have_the_latency_of_asynchronous_copies():
     result = simulate_counterpart(calibration(), Method.ASYNC_OFFLOAD, SETTINGS[Method.ASYNC_OFFLOAD])
     assert result.result is not None
-    copies = [each for each in result.result.timeline if each.kind is SpanKind.COPY_D2H]
+    copies = [each for each in result.result.timeline if each.label == "copy_d2h"]
     assert copies
     assert all(each.end_ns - each.start_ns == COPIES.latency_ns + stream_ns(each.bytes, COPIES.d2h) for each in copies)
 
@@ -86,8 +85,8 @@ def test_copied_bytes_are_those_of_the_last_iteration():
     assert result.result is not None and result.numbers is not None
     last = len(result.result.timeline.iteration_ends_ns) - 1
     by_kind = {
-        kind: sum(each.bytes for each in result.result.timeline if each.kind is kind and each.iteration == last)
-        for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
+        kind: sum(each.bytes for each in result.result.timeline if each.label == kind and each.iteration == last)
+        for kind in ("copy_d2h", "copy_h2d")
     }
     assert (result.numbers.d2h_bytes, result.numbers.h2d_bytes) == tuple(by_kind.values())
     assert result.numbers.d2h_bytes > 0

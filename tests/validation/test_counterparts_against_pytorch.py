@@ -179,7 +179,7 @@ def test_checkpointing_holds_the_random_state_of_each_part_until_its_backward_en
             if spans:
                 held.append((min(span.start_ns for span in spans), max(span.end_ns for span in spans)))
     state = torch.get_rng_state().nbytes
-    memory = timeline.device_memory
+    memory = timeline.memory("device")
     used = [(int(t), int(u)) for t, u in zip(memory.time_ns, memory.used, strict=True) if t >= begin]
     peak = max(u + state * sum(start <= t < end for start, end in held) for t, u in used)
     assert real.peak_bytes == peak + calibrated(name).reserved

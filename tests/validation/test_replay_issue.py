@@ -122,7 +122,7 @@ def check_outcome(program: Program, graph: TaskGraph, node: NodeSpec, budget: in
         simulated = [(span.name, span.bytes) for span in last if span.stream == stream]
         real = [(span.op or span.name, span.bytes) for span in result.spans if span.stream == stream]
         assert real == simulated
-    copied = {kind: sum(span.bytes for span in last if span.kind.label == kind) for kind in ("copy_d2h", "copy_h2d")}
+    copied = {kind: sum(span.bytes for span in last if span.label == kind) for kind in ("copy_d2h", "copy_h2d")}
     assert (result.d2h_bytes, result.h2d_bytes) == (copied["copy_d2h"], copied["copy_h2d"])
     assert result.peak_bytes <= result.allocated_bytes <= budget
     assert len(result.iteration_ends_ns) == ITERATIONS

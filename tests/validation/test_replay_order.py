@@ -20,7 +20,7 @@ from simgpu.program.instructions import DEVICE, HOST, Acquire, Await, Launch, Pr
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.simulation.run import simulate
-from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.model import Timeline
 from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from simgpu.validation.replay.order import WORK, Step, issue_order
@@ -77,19 +77,19 @@ def uses_memory_as_the_machine_did(
 ) -> None:
     """Each request and each release in the very order in which the simulated memory saw them."""
     for space, sizes, unit, curve in (
-        (DEVICE, graph.sizes, alignment, timeline.device_memory),
-        (HOST, graph.copy_sizes, 1, timeline.host_memory),
+        (DEVICE, graph.sizes, alignment, timeline.memory("device")),
+        (HOST, graph.copy_sizes, 1, timeline.memory("host")),
     ):
 
         def bytes_of(blocks: tuple[int, ...], sizes: tuple[int, ...] = sizes, unit: int = unit) -> int:
             return sum(aligned(sizes[b], unit) for b in blocks)
 
-        used = [bytes_of(each.blocks) for each in program.initial_contents if (each.gpu is None) == (space == "host")]
+        used = [bytes_of(each.blocks) for each in program.initial_contents if each.memory == space]
         for step in steps:
             match step.instruction:
-                case Acquire(blocks, where) if where is space:
+                case Acquire(blocks, where) if where == space:
                     used.append(used[-1] + bytes_of(blocks) if used else bytes_of(blocks))
-                case Release(blocks, where) if where is space:
+                case Release(blocks, where) if where == space:
                     used.append(used[-1] - bytes_of(blocks))
         assert used == curve.used.tolist()
 
@@ -138,7 +138,7 @@ def test_who_waits_in_line_is_issued_behind_the_release_that_it_needs():
     x1 = graph.block("x1")
     program = lower(graph, Placement((Swap(x1, after=0, before=5, fetch_with=5),)))
     steps, timeline = ordered(program, graph, example_node(), 800, "counting")
-    assert any(span.kind is SpanKind.STALL_DEVICE_MEMORY for span in timeline)
+    assert any(span.label == "stall_device_memory" for span in timeline)
     first = [step.instruction for step in steps if step.iteration == 0]
     released = first.index(Release((x1,)))
     x3 = graph.block("x3")

@@ -57,7 +57,7 @@ def test_a_program_that_was_read_back_runs_as_it_did(
     for again in (outcome, of_result(result)):
         run = run_program(again.program, again.graph, again.node, budget=again.budget, pool=again.pool)
         assert list(run.timeline) == list(result.timeline)
-        assert run.timeline.device_memory.used.tolist() == result.timeline.device_memory.used.tolist()
+        assert run.timeline.memory("device").used.tolist() == result.timeline.memory("device").used.tolist()
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_the_example_runs_have_the_properties_they_are_chosen_for(tmp_path: Path
     seen = {}
     for name, (trace, node, policy) in DONE.items():
         _, result = written(tmp_path / name, load_trace(trace), load_node(node), policy)
-        kinds = {span.kind.label for span in result.timeline}
+        kinds = {span.label for span in result.timeline}
         seen[name] = kinds | {type(transform).__name__ for transform in result.program.transforms}
     assert {"copy_d2h", "copy_h2d"} <= seen["swaps"]
     assert {"copy_d2h", "WithUnpacked"} <= seen["saved tensors"]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from simgpu.experiments.regression.divergence import EventDifference, first_difference
-from simgpu.experiments.regression.timings import Number, PolicyTimings, Timings, units
+from simgpu.experiments.regression.timings import Number, PolicyTimings, Timings, unit_of
 from simgpu.experiments.regression.tolerances import Tolerance, tolerance_for
 from simgpu.timeline.model import Span
 
@@ -157,7 +157,7 @@ def compare_timings(stored: Timings, now: Timings, tolerances: Sequence[Toleranc
     False
     >>> (policy,) = compare_timings(timings("1 GB/s"), timings("0.99 GB/s")).policies
     >>> first = policy.values[0]
-    >>> first.key, first.by, policy.events.stored.kind.label, policy.events.fields
+    >>> first.key, first.by, policy.events.stored.label, policy.events.fields
     ('iteration_ns', 376016, 'copy_d2h', ('end_ns',))
     """
     pairs, only_stored, only_now = _paired(stored, now)
@@ -222,7 +222,7 @@ def _values(
 ) -> Iterable[ValueDifference]:
     for key, value in stored.items():
         if key not in now or now[key] != value:
-            yield ValueDifference(key, units().get(key, ""), value, now.get(key), tolerance_for(key, tolerances))
+            yield ValueDifference(key, unit_of(key) or "", value, now.get(key), tolerance_for(key, tolerances))
 
 
 def _changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[FactChange, ...]:
@@ -267,7 +267,9 @@ def _value_dict(value: ValueDifference) -> dict[str, Any]:
 
 def _event_dict(events: EventDifference) -> dict[str, Any]:
     def row(event: Span | None) -> dict[str, Any] | None:
-        return None if event is None else event._asdict() | {"kind": event.kind.label}
+        if event is None:
+            return None
+        return {name: value for name, value in event._asdict().items() if name != "resource"} | {"kind": event.label}
 
     row_dict = asdict(events) | {"stored": row(events.stored), "now": row(events.now)}
     return row_dict | {"differs": list(events.fields), "before": [row(event) for event in events.before]}

@@ -41,8 +41,10 @@ class EventDifference:
         """The names of the fields that differ; empty if one timeline lacks the event."""
         if self.stored is None or self.now is None:
             return ()
-        pairs = zip(Span._fields, self.stored, self.now, strict=True)
-        return tuple(name for name, stored, now in pairs if stored != now)
+        # The engine or memory of a span is part of its kind's label.
+        names = (name.replace("resource", "kind") for name in Span._fields)
+        pairs = zip(names, self.stored, self.now, strict=True)
+        return tuple(dict.fromkeys(name for name, stored, now in pairs if stored != now))
 
 
 def first_difference(stored: Iterable[Span], now: Iterable[Span]) -> EventDifference | None:

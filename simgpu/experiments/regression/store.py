@@ -28,7 +28,7 @@ from simgpu.experiments.regression.timings import Outcome, PolicyTimings, Timing
 from simgpu.io.atomic import atomic_folder
 from simgpu.io.input_files import read_gzip_text, read_json
 from simgpu.io.schema import FileModel, validate
-from simgpu.timeline.model import Span, SpanKind
+from simgpu.timeline.model import Span, SpanKind, kind_of
 from simgpu.timeline.streams import StreamId
 
 TIMINGS = "timings.json"
@@ -162,7 +162,6 @@ def _timeline(folder: Path, entry: _PolicyEntry, place: str) -> Path:
 
 COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "delta_ns", "duration_ns", "bytes", "cause")
 SUFFIX = ".csv.gz"
-_KINDS = {kind.label: kind for kind in SpanKind}
 
 
 def write_events(events: Iterable[Span], path: Path) -> None:
@@ -177,9 +176,15 @@ def write_events(events: Iterable[Span], path: Path) -> None:
         previous_start = 0
         for span in events:
             delta, duration = span.start_ns - previous_start, span.end_ns - span.start_ns
-            where = (span.iteration, span.gpu, span.stream, span.kind.label, span.name)
+            where = (span.iteration, span.gpu, span.stream, span.label, span.name)
             writer.writerow((*where, delta, duration, span.bytes, span.cause))
             previous_start = span.start_ns
+
+
+def _kind(label: str) -> tuple[SpanKind, str]:
+    if (known := kind_of(label)) is None:
+        raise ValueError(f"{label!r} is not a kind of span")
+    return known
 
 
 def read_events(path: Path) -> tuple[Span, ...]:
@@ -207,7 +212,9 @@ def read_events(path: Path) -> tuple[Span, ...]:
             iteration, gpu, stream, kind, name, delta, duration, size, cause = row
             start += int(delta)
             end = start + int(duration)
-            spans.append(Span(int(gpu), stream, _KINDS[kind], name, start, end, int(size), cause, int(iteration)))
+            activity, resource = _kind(kind)
+            numbers = start, end, int(size)
+            spans.append(Span(int(gpu), stream, activity, name, *numbers, cause, int(iteration), resource))
             StreamId.of(stream)
         except (ValueError, KeyError) as error:
             what = f"{','.join(row)[:80]!r} is not an event of a timeline ({error})"

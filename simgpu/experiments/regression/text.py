@@ -192,7 +192,7 @@ def _cell(event: Span | None, field: str) -> str:
         return "-"
     value = getattr(event, field)
     if field == "kind":
-        return str(value.label)
+        return event.label
     return f"{value:,} {_UNITS[field]}" if field in _UNITS else str(value)
 
 
@@ -210,7 +210,7 @@ def _event(event: Span) -> str:
 
 
 def _named(event: Span) -> str:
-    return f"{event.kind.label} {_cut(event.name, _NAMES)}".rstrip()
+    return f"{event.label} {_cut(event.name, _NAMES)}".rstrip()
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,9 +14,11 @@ from simgpu.analysis.compression import Compression
 from simgpu.analysis.metrics import Metrics
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import Comparison, PolicyRun, compare
+from simgpu.hardware.spec import HOST
 from simgpu.policies.base import plain_parameters
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -127,14 +130,30 @@ def units() -> Mapping[str, str]:
     >>> units()["iteration_ns"], units()["d2h_bytes"], units()["spans"]
     ('ns', 'B', '')
     """
-    nothing = Breakdown(0, 0, 0, 0, 0, 0, 0, 0, CopyTime(0, 0), CopyTime(0, 0), 0)
+    engines = dict.fromkeys(OWN_ENGINES, 0)
+    nothing = Breakdown(0, 0, 0, engines, 0, 0, 0, dict.fromkeys(OWN_ENGINES, CopyTime(0, 0)), 0)
     every = Metrics(
-        *(0, 0.0, 0.0, nothing, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0),
+        *(0, 0.0, 0.0, nothing, engines, dict.fromkeys(OWN_ENGINES, 0.0), 0, 0, 0, 0, {HOST: 0}),
         speedup=0.0,
         together_ns=0,
         compression=Compression(0.0, 0.0, 0, 0, 0, 0.0),
     )
     return {row.key: row.unit for row in every.rows()} | COUNTS
+
+
+#: Metrics of engines and memories that only some nodes have.
+_OF_OTHERS = re.compile(r"(stalled_)?([a-z]+2[a-z]+)_(ns|overlapped_ns|exposed_ns|bytes|utilisation)|[a-z]+_peak_bytes")
+
+
+def unit_of(key: str) -> str | None:
+    """The unit of a value of a run, as in `units`, also of engines and memories that few nodes have; None if unknown.
+
+    >>> unit_of("iteration_ns"), unit_of("host2ssd_bytes"), unit_of("speed")
+    ('ns', 'B', None)
+    """
+    if key in units() or not _OF_OTHERS.fullmatch(key):
+        return units().get(key)
+    return "ns" if key.endswith("_ns") else "B" if key.endswith("_bytes") else ""
 
 
 def _policy_timings(run: PolicyRun) -> PolicyTimings:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.experiments.regression.timings import Number, units
+from simgpu.experiments.regression.timings import Number, unit_of, units
 from simgpu.io.schema import FileModel, validate
 from simgpu.io.yaml_files import read_yaml_mapping
 from simgpu.units import BYTE_UNITS, TIME_UNITS, case_variant, parse_bytes, parse_time
@@ -114,14 +114,14 @@ def read_tolerances(folder: Path) -> tuple[Tolerance, ...]:
 
 
 def _tolerance(pattern: str, value: object) -> Tolerance:
-    keys = [key for key in units() if fnmatchcase(key, pattern)]
+    keys = [key for key in dict.fromkeys([*units(), pattern]) if fnmatchcase(key, pattern) and unit_of(key) is not None]
     if not keys:
         raise ValueError(f"matches no metric; {did_you_mean(pattern, units())}")
     text = str(value).strip()
     amount, unit, share = _amount(text, value)
     if not share and amount:
         for key in keys:
-            of_key, example = _IN.get(units()[key], _NUMBER)
+            of_key, example = _IN.get(unit_of(key) or "", _NUMBER)
             given = _IN.get(unit, _NUMBER)[0]
             if of_key != given:
                 raise ValueError(f"{text!r} is {given}, but {key} is {of_key}; write {example} or '1%'")

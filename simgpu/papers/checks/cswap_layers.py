@@ -58,7 +58,6 @@ _MS = 10**6
 _TUNED = {"launch": "grid_search"}
 #: Parameters of the advisor with true instead of predicted times and sizes.
 _MEASURED = {**_TUNED, "times": "exact", "sizes": "format"}
-_COPIES = (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
 _FIGURE_8 = ("AlexNet", "VGG16", "MobileNet", "SqueezeNet")
 
@@ -84,7 +83,7 @@ def latencies(training: Training) -> dict[str, tuple[int, int]]:
         last = timeline.iteration == epoch.result.iterations - 1
         took = (timeline.end_ns - timeline.start_ns)[last].tolist()
         for name, kind, ns in zip(timeline.name[last].tolist(), timeline.kind[last].tolist(), took, strict=True):
-            if kind in (*_COPIES, *_CODEC):
+            if kind in (SpanKind.COPY, *_CODEC):
                 block = timeline.names[name].partition(":")[0]
                 by_block.setdefault(block, [0, 0])[kind in _CODEC] += ns
     return {block: (copies, codec) for block, (copies, codec) in by_block.items()}

@@ -77,7 +77,7 @@ def run_of(context: PlanContext, label: Label, program: Program) -> Tried[Label]
     """The result of running a program, on all GPUs with data parallelism. Raises what the run raises."""
     trial = (context.parallel_trial or context.trial)(program)
     peak = max(int(memory.used.max(initial=0)) for memory in trial.timeline.device_memories)
-    copies = np.isin(trial.timeline.kind, (SpanKind.COPY_D2H, SpanKind.COPY_H2D)).any()
+    copies = (trial.timeline.kind == SpanKind.COPY).any()
     return Tried(label, program, trial.iteration_ns, peak, bool(copies))
 
 

@@ -114,7 +114,7 @@ class Run {
     this.streams = told.streams;
     this.tracks = told.tracks.map(track => new Track(track));
     this.memory = told.memory.map(curve => new Curve(curve));
-    this.host = new Curve(told.host);
+    this.shared = told.shared.map(curve => new Curve(curve));
     this.tasks = page.tasksOf(told.tasks);
     const last = this.tracks.map(track => track.count ? track.end[track.count - 1] : 0);
     this.end = Math.max(1, ...this.ends, ...last);

@@ -52,15 +52,14 @@ function factsOf(run, track, i, origin) {
 }
 
 function waitTitle(kind) {
-  if (kind.includes("device memory")) return "waits for device memory";
-  if (kind.includes("host memory")) return "waits for host memory";
+  if (kind.endsWith(" memory")) return kind.replace("stall", "waits for");
   return kind.includes("engine") ? "waits for a copy engine" : "waits for another stream";
 }
 
 /** The memory in use at a time. */
 function memoryFacts(run, time, origin, unit) {
   const rows = [["time", exactTime(Math.round(time) - origin, unit)]];
-  for (const curve of [...run.memory, run.host]) {
+  for (const curve of [...run.memory, ...run.shared]) {
     const at = curve.at(time);
     if (at < 0) continue;
     const padding = curve.used[at] - curve.live[at];

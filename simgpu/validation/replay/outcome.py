@@ -8,7 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from simgpu.hardware.spec import Duplex, LinkSpec
-from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.model import Timeline
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.measured import MeasuredKind, MeasuredMachine, MeasuredSpan
@@ -31,14 +31,14 @@ TOLERANCE = 0.05
 NUMBER_HEADINGS = ("", "measured", "simulated", "error")
 STREAM_HEADINGS = ("stream", "spans", "busy measured", "simulated", "error", "divergence")
 _DUPLEX = {Duplex.FULL: "full", Duplex.HALF: "half"}
-#: The kind of span that the device runs for each kind of the simulation.
+#: The kind of span that the device runs for each kind of the simulation (`Span.label`).
 _KINDS = {
-    SpanKind.COMPUTE: MeasuredKind.KERNEL,
-    SpanKind.RECOMPUTE: MeasuredKind.KERNEL,
-    SpanKind.ENCODE: MeasuredKind.KERNEL,
-    SpanKind.DECODE: MeasuredKind.KERNEL,
-    SpanKind.COPY_D2H: MeasuredKind.COPY_D2H,
-    SpanKind.COPY_H2D: MeasuredKind.COPY_H2D,
+    "compute": MeasuredKind.KERNEL,
+    "recompute": MeasuredKind.KERNEL,
+    "encode": MeasuredKind.KERNEL,
+    "decode": MeasuredKind.KERNEL,
+    "copy_d2h": MeasuredKind.COPY_D2H,
+    "copy_h2d": MeasuredKind.COPY_H2D,
 }
 
 
@@ -121,7 +121,7 @@ def compare_replay(spans: tuple[MeasuredSpan, ...], timeline: Timeline) -> Timel
     for span in iteration:
         # The name of a kernel or block acts as its operator, so that only equal ones are paired.
         times = span.start_ns - begin, span.end_ns - begin
-        event = Event(_KINDS[span.kind].value, span.name, span.name, *times, span.bytes)
+        event = Event(_KINDS[span.label].value, span.name, span.name, *times, span.bytes)
         simulated.setdefault(span.stream, []).append(event)
     measured: dict[str, list[Event]] = {stream: [] for stream in simulated}
     for real in spans:

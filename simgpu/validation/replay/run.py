@@ -15,12 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.spec import LinkSpec, NodeSpec
+from simgpu.hardware.spec import DEVICE, HOST, LinkSpec, NodeSpec
 from simgpu.io.free_memory import available_memory
 from simgpu.machine.run import POOLS, run_program
 from simgpu.program.instructions import Copy
 from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES
-from simgpu.timeline.model import SpanKind, Timeline
+from simgpu.timeline.model import Timeline
+from simgpu.timeline.streams import OWN_ENGINES
 from simgpu.units import BYTE_UNITS, format_bytes
 from simgpu.validation.calibration import duplex_of
 from simgpu.validation.devices import Device, open_device
@@ -83,8 +84,8 @@ def replay_on(
         iterations=iterations,
         pool=simulated_program.pool,
     )
-    peak = int(run.timeline.device_memory.used.max(initial=0))
-    pinned = int(run.timeline.host_memory.used.max(initial=0))
+    peak = int(run.timeline.memory(DEVICE).used.max(initial=0))
+    pinned = int(run.timeline.memory(HOST).used.max(initial=0))
     free = check_memory(device, peak, pinned)
     # Memory limits how far the host runs ahead of the device. Without a budget, the simulated peak is enough.
     limit = peak if simulated_program.budget is None else min(simulated_program.budget, max(free, peak))
@@ -138,10 +139,8 @@ def _measured(issued: Issued) -> Side:
 
 def _simulated(timeline: Timeline) -> Side:
     last = timeline.iteration == len(timeline.iteration_ends_ns) - 1
-    d2h_bytes, h2d_bytes = (
-        int(timeline.bytes[last & (timeline.kind == kind)].sum()) for kind in (SpanKind.COPY_D2H, SpanKind.COPY_H2D)
-    )
-    peak = int(timeline.device_memory.used.max(initial=0))
+    d2h_bytes, h2d_bytes = (int(timeline.bytes[last & timeline.copies(engine)].sum()) for engine in OWN_ENGINES)
+    peak = int(timeline.memory(DEVICE).used.max(initial=0))
     return Side(_counted(timeline.iteration_ends_ns), peak, d2h_bytes, h2d_bytes)
 
 

@@ -14,7 +14,6 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.simulation.result import Result
-from simgpu.timeline.model import SpanKind
 from simgpu.units import format_bytes, format_time
 from simgpu.validation.measured import STREAMS, MeasuredKind, MeasuredSpan, from_first_start
 from simgpu.validation.timelines.matching import aligned, calls_of, same_work
@@ -27,11 +26,12 @@ _NAME_LENGTH = 48
 #: Default tolerance of start times, as a fraction of the measured step.
 TOLERANCE = 0.05
 
+#: Streams by kinds of simulated spans (`Span.label`).
 _STREAM_OF = {
-    SpanKind.COMPUTE: "compute",
-    SpanKind.RECOMPUTE: "compute",
-    SpanKind.COPY_D2H: STREAMS[MeasuredKind.COPY_D2H],
-    SpanKind.COPY_H2D: STREAMS[MeasuredKind.COPY_H2D],
+    "compute": "compute",
+    "recompute": "compute",
+    "copy_d2h": STREAMS[MeasuredKind.COPY_D2H],
+    "copy_h2d": STREAMS[MeasuredKind.COPY_H2D],
 }
 
 
@@ -195,13 +195,13 @@ def _measured(spans: Iterable[MeasuredSpan]) -> dict[str, list[Event]]:
 def _simulated(result: Result) -> dict[str, list[Event]]:
     """The last iteration's events by stream, in order."""
     graph, last = result.graph, len(result.timeline.iteration_ends_ns) - 1
-    spans = [span for span in result.timeline if span.iteration == last and span.kind in _STREAM_OF]
+    spans = [span for span in result.timeline if span.iteration == last and span.label in _STREAM_OF]
     begin = min((span.start_ns for span in spans), default=0)
     events: dict[str, list[Event]] = {stream: [] for stream in STREAMS.values()}
     for span in spans:
-        op = graph.kernels[graph.kernel(span.name)].op if _STREAM_OF[span.kind] == "compute" else ""
+        op = graph.kernels[graph.kernel(span.name)].op if _STREAM_OF[span.label] == "compute" else ""
         start, end = span.start_ns - begin, span.end_ns - begin
-        events[_STREAM_OF[span.kind]].append(Event(span.kind.label, op, span.name, start, end, span.bytes))
+        events[_STREAM_OF[span.label]].append(Event(span.label, op, span.name, start, end, span.bytes))
     return events
 
 

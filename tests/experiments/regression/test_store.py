@@ -20,11 +20,16 @@ from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.timeline.model import Span, SpanKind
 from tests.experiments.regression.examples import example_timings, node
 
+KINDS = [
+    *((kind, "") for kind in SpanKind if kind not in (SpanKind.COPY, SpanKind.STALL_MEMORY)),
+    *((SpanKind.COPY, engine) for engine in ("d2h", "h2d", "host2ssd")),
+    *((SpanKind.STALL_MEMORY, memory) for memory in ("device", "host", "ssd")),
+]
 SPANS = st.builds(
-    Span,
+    lambda kind, **fields: Span(kind=kind[0], resource=kind[1], **fields),
     gpu=st.integers(0, 3),
     stream=st.sampled_from(["compute", "compute1", "d2h", "h2d", "host", "gpu1.data"]),
-    kind=st.sampled_from(SpanKind),
+    kind=st.sampled_from(KINDS),
     name=st.text(st.characters(exclude_categories=["C", "Z"])),  # ids of a trace are printable, without spaces
     start_ns=st.integers(0, 2**62),
     end_ns=st.integers(0, 2**62),

@@ -162,7 +162,7 @@ def test_any_trace_at_any_budget_gives_a_legal_program_within_the_budget(data: s
         assert error.space == "device"
         assert needs_of_one_kernel(tasks, alignment) > budget
         return
-    curve = result.timeline.device_memory
+    curve = result.timeline.memory("device")
     assert max(curve.used, default=0) <= budget
     assert result.steady
 

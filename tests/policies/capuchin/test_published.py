@@ -19,7 +19,6 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.program.verify import verify
 from simgpu.simulation.run import Result, simulate
-from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
@@ -40,8 +39,8 @@ def kinds(result: Result) -> dict[str, list[str]]:
     last = result.iterations - 1
     message: dict[str, list[str]] = {"out": [], "again": []}
     for span in result.timeline:
-        if span.iteration == last and span.kind in (SpanKind.COPY_D2H, SpanKind.RECOMPUTE):
-            message["out" if span.kind is SpanKind.COPY_D2H else "again"].append(span.name)
+        if span.iteration == last and span.label in ("copy_d2h", "recompute"):
+            message["out" if span.label == "copy_d2h" else "again"].append(span.name)
     return message
 
 
@@ -130,7 +129,7 @@ def test_any_trace_at_any_budget_fits_where_passive_mode_does(data: st.DataObjec
     program = published(context_of(trace, where, budget))
     verify(program, tasks)
     result = simulate(trace, where, Fixed(program), budget=budget)
-    assert max(result.timeline.device_memory.used, default=0) <= budget
+    assert max(result.timeline.memory("device").used, default=0) <= budget
     assert result.iteration_ns >= result.ideal_ns
 
 

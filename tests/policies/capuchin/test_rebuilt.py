@@ -97,7 +97,7 @@ def test_any_trace_at_any_budget_gives_a_legal_program(data: st.DataObject):
         result = simulate(recorded, where, POLICY, budget=budget)
     except OutOfMemoryError:
         return
-    assert max(result.timeline.device_memory.used, default=0) <= budget
+    assert max(result.timeline.memory("device").used, default=0) <= budget
 
 
 def test_a_tensor_whose_recompute_does_not_fit_is_swapped():

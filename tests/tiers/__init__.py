@@ -1,0 +1,1 @@
+"""A node with a third memory, and a policy that uses it."""
