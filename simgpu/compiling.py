@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from simgpu.errors import MissingExtraError
@@ -10,12 +13,16 @@ from simgpu.errors import MissingExtraError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function, **options: Any) -> Function:
+def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **options: Any) -> Function:
     """The function, compiled at its first call; `options` are those of `numba.njit`.
 
     The machine code is cached on disk where this user may write. numba invalidates it when the function's own file
-    changes, so a cached function calls only functions of that file. Raises `MissingExtraError` without numba.
+    changes, so a cached function calls only functions of that file and of the modules in `depends_on`, whose source is
+    made part of its name in the cache. Raises `MissingExtraError` without numba.
     """
+    sources = "".join(map(inspect.getsource, depends_on))
+    if sources:
+        function.__qualname__ += f"_{hashlib.sha256(sources.encode()).hexdigest()[:16]}"
     try:
         import numba
     except ImportError:

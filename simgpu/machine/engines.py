@@ -161,7 +161,7 @@ class Engines:
         _, link, direction, size, raw, *overflow = copy
         latency = self.links[link].latency_ns
         if self.flows is None:
-            stream.arm(copy_ns(size, self._cap(link, direction, size, raw), latency))
+            stream.arm(copy_ns(size, self.cap(link, direction, size, raw), latency))
             return
         flows = self.flows
         done: Callable[[], None] = stream.fire
@@ -170,7 +170,7 @@ class Engines:
             done = last_of(2, stream.fire)
 
         def pass_bytes(_: simpy.Event) -> None:
-            flows.start(self.paths[link][direction], lambda: self._cap(link, direction, size, raw), size, done)
+            flows.start(self.paths[link][direction], lambda: self.cap(link, direction, size, raw), size, done)
             if overflow:
                 self.pass_buddy(IN if direction == OUT else OUT, overflow[0], done)
             flows.settled()
@@ -184,7 +184,7 @@ class Engines:
         limit = min(flows.capacities[link] for link in path)
         flows.start(path, lambda: limit, size, done)
 
-    def _cap(self, number: int, direction: int, size: int, raw: int) -> int:
+    def cap(self, number: int, direction: int, size: int, raw: int) -> int:
         """The rate of a copy that has its path to itself; only the GPU's own engines compress."""
         link = self.links[number]
         rate = link.bandwidths[direction]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.machine.arrays import CompiledRun
 from simgpu.machine.code import (
     ACQUIRE,
     AWAIT,
@@ -24,12 +25,13 @@ from simgpu.machine.code import (
     memory_wait,
 )
 from simgpu.machine.simulator import Simulator
+from simgpu.machine.stream import Memories
 from simgpu.timeline.model import Column, SpanKind, Timeline
 
 Flags = NDArray[np.bool_]
 
 
-def timeline_of(simulator: Simulator, graph: TaskGraph, implicit: Sequence[int] = ()) -> Timeline:
+def timeline_of(simulator: Simulator | CompiledRun, graph: TaskGraph, implicit: Sequence[int] = ()) -> Timeline:
     """The timeline of a finished run. implicit: the rows of `simgpu.machine.implicit_streams.ImplicitStreams`."""
     columns = [_work_columns(simulator, graph, rank) for rank in range(len(simulator.streams))]
     columns.append(_stall_columns(simulator, graph))
@@ -78,7 +80,7 @@ def _kinds(codes: Column, memories: int) -> tuple[Column, Column]:
     return kinds, np.where(copies, memories + codes - COPIES, np.where(waits, -1 - codes, -1))
 
 
-def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
+def _work_columns(simulator: Simulator | CompiledRun, graph: TaskGraph, rank: int) -> tuple[Column, ...]:
     """Columns of one stream's work. Work without a recorded start began its duration before its end."""
     stream = simulator.streams[rank]
     works = [work for code in simulator.code.segments[rank] for work in code.works * code.repeat]
@@ -94,7 +96,7 @@ def _work_columns(simulator: Simulator, graph: TaskGraph, rank: int) -> tuple[Co
         duration[kind == codec] = [graph.encoded[form][place] for form in number[kind == codec].tolist()]
     name = _names(once, graph)
     iterations = simulator.iterations
-    end = np.fromiter(stream.ends, dtype=np.int64, count=len(stream.ends))
+    end = np.array(stream.ends, dtype=np.int64)
     start = end - np.tile(duration, iterations)
     start[np.tile(starts_recorded, iterations)] = stream.starts
     iteration = np.repeat(np.arange(iterations, dtype=np.int64), len(once))
@@ -119,28 +121,42 @@ def _names(works: Column, graph: TaskGraph) -> Column:
     return np.where(works < 0, -1, number + np.where(kernels, 0, len(graph.kernels)))
 
 
-def _stall_columns(simulator: Simulator, graph: TaskGraph) -> tuple[Column, ...]:
+def _stall_columns(simulator: Simulator | CompiledRun, graph: TaskGraph) -> tuple[Column, ...]:
     """Columns of the times in which streams waited."""
     code: MachineCode = simulator.code
-    rows: list[int] = []
-    worked: dict[tuple[int, int], list[int]] = {}
-    stalls = iter(simulator.stalls)
-    for stream, segment, pc, begin, end, iteration, release in zip(*[stalls] * 7, strict=True):
-        op = code.segments[stream][segment].ops[pc]
-        cause, work = -1, -1
-        if op[0] == AWAIT:
-            kind = int(SpanKind.STALL_EVENT)
-            cause, work = code.signaller[op[1]], code.signal_work[op[1]]
-        elif op[0] == ACQUIRE:
-            kind = memory_wait(simulator.memories.position(op[1]))
-            cause, there, place = simulator.releases[3 * release : 3 * release + 3]
-            if (cause, there) not in worked:
-                worked[cause, there] = _works_before(code.segments[cause][there])
-            work = worked[cause, there][place]
-        else:
-            kind = int(SpanKind.STALL_ENGINE)
-        rows += (stream, kind, work, begin, end, 0, cause, iteration)
-    return _columns(rows, graph)
+    stalls = np.array(simulator.stalls, dtype=np.int64).reshape(-1, 7)
+    releases = np.array(simulator.releases, dtype=np.int64).reshape(-1, 3)
+    stream, _, _, begin, end, iteration, release = stalls.T
+    places, which = np.unique(stalls[:, :3], axis=0, return_inverse=True)
+    waits = [_wait(code, simulator.memories, *place) for place in places.tolist()]
+    kind, cause, work = np.array(waits, dtype=np.int64).reshape(-1, 3)[which.ravel()].T
+    # What ended a wait for memory is what its stream did before it released memory.
+    for_memory = np.flatnonzero(release >= 0)
+    places, which = np.unique(releases[release[for_memory]], axis=0, return_inverse=True)
+    before = np.array(_works_at(code, places.tolist()), dtype=np.int64)
+    cause[for_memory], work[for_memory] = places[which.ravel(), 0], before[which.ravel()]
+    return stream, kind, _names(work, graph), begin, end, np.zeros_like(begin), cause, iteration
+
+
+def _wait(code: MachineCode, memories: Memories, stream: int, segment: int, pc: int) -> tuple[int, int, int]:
+    """The kind of a wait at an op; for an event the stream that signals it, and that stream's work before."""
+    op = code.segments[stream][segment].ops[pc]
+    if op[0] == AWAIT:
+        return int(SpanKind.STALL_EVENT), code.signaller[op[1]], code.signal_work[op[1]]
+    if op[0] == ACQUIRE:
+        return memory_wait(memories.position(op[1])), -1, -1
+    return int(SpanKind.STALL_ENGINE), -1, -1
+
+
+def _works_at(code: MachineCode, places: list[list[int]]) -> list[int]:
+    """The last work before each place in the code, given as stream, segment and op."""
+    before: dict[tuple[int, int], list[int]] = {}
+    works = []
+    for stream, segment, pc in places:
+        if (stream, segment) not in before:
+            before[stream, segment] = _works_before(code.segments[stream][segment])
+        works.append(before[stream, segment][pc])
+    return works
 
 
 def _columns(rows: Sequence[int], graph: TaskGraph) -> tuple[Column, ...]:

@@ -11,6 +11,7 @@ import simpy
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.arrays import CompiledRun, Engine, is_chosen, run_compiled, why_not
 from simgpu.machine.buddy import shared_link
 from simgpu.machine.implicit_streams import ImplicitStreams, ResidencyDriver, with_implicit_streams
 from simgpu.machine.paged import PageFaults
@@ -22,7 +23,7 @@ from simgpu.machine.translate import dram_demands, translate
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.paged import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.check import check_program
+from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.instructions import (
     DEVICE,
     HOST,
@@ -73,11 +74,15 @@ def run_program(
     iterations: int = 3,
     pool: str = "counting",
     reclaim: Reclaim = least_recently_used,
+    engine: Engine = "auto",
+    checked: CheckedProgram | None = None,
 ) -> MachineRun:
     """Execute a verified program.
 
     budget: bytes of each GPU's memory, None for unlimited. reclaim: picks chunks to evict if blocks are on demand;
-    these have pages instead of a `pool`.
+    these have pages instead of a `pool`. engine: ``compiled`` runs the same machine compiled, where it has all that the
+    program needs, ``simpy`` never, ``auto`` where that is faster; all give the same numbers. checked: what
+    `check_program` returned for the program, this graph and this node, so that its contents need no second check.
 
     A program for one GPU uses GPU 0 with its own link; with several, copies also share the node's switches.
 
@@ -93,7 +98,7 @@ def run_program(
     >>> run_program(lower(graph, Placement()), graph, node, budget=1000).timeline.iteration_ends_ns
     (12, 24, 36)
     """
-    checked = check_program(program, graph, node)
+    checked = checked or check_program(program, graph, node)
     graph = checked.graph
     limit = None if program.unlimited_memory else budget
     gpus = program.gpus
@@ -114,21 +119,35 @@ def run_program(
         driver.settled = simulator.settle_if_last
     for each in program.initial_contents:
         _allocate_initial(each, graph, memories)
+    ran: Simulator | CompiledRun | None = None
+    reason = why_not(code)
+    if not reason and is_chosen(engine, code, iterations):
+        ran = run_compiled(code, simulator.engines, memories, iterations)
+        reason = "its times or sizes are too large for 64 bits"
+    if ran is None:
+        ran = simulator
+        _run_to_the_end(simulator, program, graph)
+    timeline = timeline_of(ran, graph, driver.implicit.rows if driver else ())
+    retired = iterations * sum(
+        len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
+    )
+    high_water = ran.high_water
+    notes = driver.notes(iterations - 1) if driver else ()
+    if engine == "compiled" and ran is simulator:
+        notes = (*notes, f"ran on SimPy, because the compiled engine does not have this: {reason}")
+    carved = max(memory.buddy_peak() for memory in memories.devices)
+    _check_carve_out(carved, node)
+    return MachineRun(timeline, _steady(timeline, ran), high_water, retired, notes=notes, buddy_peak=carved)
+
+
+def _run_to_the_end(simulator: Simulator, program: Program, graph: TaskGraph) -> None:
+    """Run the simulator; raise the error of a run that stops before all streams have finished."""
     simulator.run()
-    if env.now > LONGEST:
+    if simulator.env.now > LONGEST:
         what = "the simulated time passes 18 years, more than a timeline's columns can hold"
         raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
     if not all(stream.finished for stream in simulator.streams):
         raise _StoppedRun(simulator, program, graph).error()
-    timeline = timeline_of(simulator, graph, driver.implicit.rows if driver else ())
-    retired = iterations * sum(
-        len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
-    )
-    high_water = max(memory.pool.high_water for memory in memories.devices)
-    notes = driver.notes(iterations - 1) if driver else ()
-    carved = max(memory.buddy_peak() for memory in memories.devices)
-    _check_carve_out(carved, node)
-    return MachineRun(timeline, _steady(timeline, simulator), high_water, retired, notes=notes, buddy_peak=carved)
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
@@ -189,7 +208,7 @@ def _residency_driver(
     return RemoteAccess(env, graph, node, implicit, capacity)
 
 
-def _steady(timeline: Timeline, simulator: Simulator) -> bool | None:
+def _steady(timeline: Timeline, simulator: Simulator | CompiledRun) -> bool | None:
     """Whether the last two iterations took the same time and ended with the same pool states."""
     if simulator.iterations < 2:
         return None

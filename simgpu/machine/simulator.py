@@ -114,6 +114,11 @@ class Simulator:
 
         return fire
 
+    @property
+    def high_water(self) -> int:
+        """Bytes of device memory that the pool needed, maximum over GPUs."""
+        return max(memory.pool.high_water for memory in self.memories.devices)
+
     def run(self) -> None:
         """Run until no event is left."""
         self.settle()

@@ -14,7 +14,7 @@ from simpy.events import NORMAL
 from simgpu.machine.code import Op
 from simgpu.memory.pool import Pool, Request
 from simgpu.program.instructions import DEVICE
-from simgpu.timeline.model import SHARED, MemoryCurve
+from simgpu.timeline.model import SHARED, Column, MemoryCurve
 
 #: What a stream's running work holds, see `Stream.holds`.
 HOLDS_NOTHING, HOLDS_ENGINE, HOLDS_DRAM = -1, 0, 1
@@ -82,7 +82,7 @@ class TimedMemory:
     are filled in when the curve is drawn, because a run writes it at every kernel.
     """
 
-    __slots__ = ("_carved", "_requests", "changes", "name", "pool", "times", "waiting")
+    __slots__ = ("_carved", "_log", "changes", "name", "pool", "requests", "times", "waiting")
 
     def __init__(self, name: str, pool: Pool) -> None:
         self.name = name
@@ -90,7 +90,8 @@ class TimedMemory:
         self.waiting: deque[Stream] = deque()
         self.times: list[int] = []
         self.changes: list[int] = []
-        self._requests: list[Request] = []
+        self._log: tuple[Column, Column] | None = None
+        self.requests: list[Request] = []
         self._carved: list[int] = []
 
     def number(self, request: Request, carved: int = 0) -> int:
@@ -98,9 +99,9 @@ class TimedMemory:
 
         carved: bytes of buddy memory that its blocks own.
         """
-        self._requests.append(request)
+        self.requests.append(request)
         self._carved.append(carved)
-        return 2 * len(self._requests) - 2
+        return 2 * len(self.requests) - 2
 
     def log(self, now: int, number: int) -> None:
         """Note that a request was granted or released."""
@@ -109,17 +110,25 @@ class TimedMemory:
 
     def curve(self, name: str, gpu: int) -> MemoryCurve:
         """The use over time, with the memory's name and GPU in the timeline."""
-        sizes = np.array([request[:2] for request in self._requests], dtype=np.int64).reshape(-1, 2)
-        changes = np.array(self.changes, dtype=np.int64)
+        sizes = np.array([request[:2] for request in self.requests], dtype=np.int64).reshape(-1, 2)
+        times, changes = self._entries()
         which, sign = changes >> 1, 1 - 2 * (changes & 1)
         live, used = (np.cumsum(column[which] * sign) for column in sizes.T)
-        return MemoryCurve(np.array(self.times, dtype=np.int64), live, used, self.pool.capacity, name, gpu)
+        return MemoryCurve(times, live, used, self.pool.capacity, name, gpu)
+
+    def write_log(self, times: Column, changes: Column) -> None:
+        """Set the whole log, which replaces `times` and `changes`."""
+        self._log = times, changes
+
+    def _entries(self) -> tuple[Column, Column]:
+        """The log as columns."""
+        return self._log or (np.array(self.times, dtype=np.int64), np.array(self.changes, dtype=np.int64))
 
     def buddy_peak(self) -> int:
         """The most bytes of buddy memory that blocks in this memory owned at once."""
         if not any(self._carved):
             return 0
-        changes = np.array(self.changes, dtype=np.int64)
+        _, changes = self._entries()
         owned = np.array(self._carved, dtype=np.int64)[changes >> 1] * (1 - 2 * (changes & 1))
         return int(np.cumsum(owned).max(initial=0))
 

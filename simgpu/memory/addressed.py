@@ -24,7 +24,7 @@ class AddressedPool:
 
     A block is placed in the lowest hole of exactly its size, else in the lowest hole that is large enough, or at a
     given offset. Blocks of a request are placed in listed order; if one does not fit, none is placed. Empty blocks have
-    no address.
+    no address. addresses: by block. holes: what is free.
 
     >>> pool = AddressedPool(100)
     >>> a, b, c = (pool.prepare([n], [size]) for n, size in enumerate((40, 30, 30)))
@@ -35,15 +35,16 @@ class AddressedPool:
     (30, AddressRange(start=40, size=30, block=None))
     """
 
-    __slots__ = ("_addresses", "_holes", "alignment", "capacity", "live", "used")
+    __slots__ = ("addresses", "alignment", "capacity", "holes", "limit", "live", "used")
 
     def __init__(self, capacity: int | None, alignment: int = 1) -> None:
         self.capacity = capacity
         self.alignment = alignment
         self.live = 0
         self.used = 0
-        self._addresses: dict[int, int] = {}
-        self._holes = Holes(UNLIMITED if capacity is None else capacity)
+        self.addresses: dict[int, int] = {}
+        self.limit = UNLIMITED if capacity is None else capacity
+        self.holes = Holes(self.limit)
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
         """A request for these blocks, at these offsets if given."""
@@ -63,11 +64,11 @@ class AddressedPool:
         """Acquire the memory of all blocks, or of none and return False."""
         live, used, pieces, offsets = request
         if offsets is None:
-            placed = self._holes.take_all(pieces, self._addresses)
+            placed = self.holes.take_all(pieces, self.addresses)
         else:
-            placed = self._holes.take_all_at(pieces, offsets, self._addresses)
+            placed = self.holes.take_all_at(pieces, offsets, self.addresses)
         if placed < len(pieces):
-            self._holes.free_all(pieces[:placed], self._addresses)
+            self.holes.free_all(pieces[:placed], self.addresses)
             return False
         self.live += live
         self.used += used
@@ -77,7 +78,7 @@ class AddressedPool:
         """Release the memory of all blocks. Raises `ProgramError` for a block without memory."""
         live, used, pieces, _ = request
         try:
-            self._holes.free_all(pieces, self._addresses)
+            self.holes.free_all(pieces, self.addresses)
         except KeyError as error:
             raise ProgramError(f"block {error} is released but holds no memory") from None
         self.live -= live
@@ -85,12 +86,12 @@ class AddressedPool:
 
     def address(self, block: int) -> int | None:
         """The address of a block, None if it has no memory."""
-        return self._addresses.get(block)
+        return self.addresses.get(block)
 
     def segments(self) -> Iterator[AddressRange]:
         """The allocated and free ranges from the lowest address up, as in moDNN's linked list."""
-        free = dict(self._holes)
-        blocks = {start: block for block, start in self._addresses.items()}
+        free = dict(self.holes)
+        blocks = {start: block for block, start in self.addresses.items()}
         bounds = sorted([*free, *blocks])
         end = UNLIMITED if self.capacity is None else self.capacity
         for start, stop in zip(bounds, [*bounds[1:], end][: len(bounds)], strict=True):
@@ -99,16 +100,16 @@ class AddressedPool:
     @property
     def largest_hole(self) -> int:
         """Bytes of the largest hole, -1 in unlimited memory."""
-        return -1 if self.capacity is None else self._holes.largest()
+        return -1 if self.capacity is None else self.holes.largest()
 
     @property
     def high_water(self) -> int:
         """The end of the highest range ever allocated, bytes."""
-        return self._holes.high_water
+        return self.holes.high_water
 
     def state(self) -> Hashable:
         """The addresses of all blocks."""
-        return tuple(sorted(self._addresses.items()))
+        return tuple(sorted(self.addresses.items()))
 
 
 #: A run of holes is split when it grows past this.

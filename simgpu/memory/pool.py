@@ -31,10 +31,11 @@ Request = tuple[int, int, tuple[Piece, ...], tuple[int, ...] | None]
 class Pool(Protocol):
     """A device memory. A request is prepared once from its blocks and may then be acquired and released many times.
 
-    live: bytes of blocks; used: the same with the padding of every block.
+    limit: the capacity, or `UNLIMITED`. live: bytes of blocks; used: the same with the padding of every block.
     """
 
     capacity: int | None
+    limit: int
     live: int
     used: int
 

@@ -54,6 +54,7 @@ def verify(
     capacity: int | None = None,
     alignment: int = 1,
     node: NodeSpec | None = None,
+    checked: CheckedProgram | None = None,
 ) -> None:
     """Check a program against the graph it was written for.
 
@@ -79,7 +80,8 @@ def verify(
     kernel's working set have to fit.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here. node: the one it is
-    to run on, whose memories and links it may use; without one, it may use any.
+    to run on, whose memories and links it may use; without one, it may use any. checked: what `check_program` returned
+    for these three, where that is known.
 
     >>> from simgpu.program.instructions import COMPUTE, Segment
     >>> from simgpu.trace.chain import chain
@@ -90,7 +92,7 @@ def verify(
       --> launch F1
           launch B1
     """
-    checked = check_program(program, graph, node)
+    checked = checked or check_program(program, graph, node)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
         check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
     ProgramWalk(program, checked).run()

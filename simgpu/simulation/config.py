@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.arrays import ENGINES, Engine
 from simgpu.machine.run import POOLS
 from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel
@@ -17,7 +18,7 @@ from simgpu.units import parse_bytes
 _MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
-_CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange)}
+_CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange), "engine": ENGINES}
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
 _REMEDIES = {
     "trace": "load one with simgpu.load_trace",
@@ -49,6 +50,7 @@ class RunSettings(TypedDict, total=False):
     gpus: int | None
     exchange: str | None
     cores: int | None
+    engine: Engine | None
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class RunConfig:
     gpus: number of data-parallel GPUs, each with an equal share of the batch and its own budget; by default one.
     exchange: of gradients as in moDNN, not by NCCL's collectives: ``gather`` or ``host`` (see `DataParallel`).
     cores: the host's cores that add up gradients.
+    engine: ``simpy`` or ``compiled``, which give the same numbers; by default ``auto``, the faster one for each run.
 
     Raises `InputError` with all problems at once.
 
@@ -84,6 +87,7 @@ class RunConfig:
     gpus: int | None = None
     exchange: str = "host"
     cores: int = 1
+    engine: Engine = "auto"
 
     def __post_init__(self) -> None:
         problems: list[Problem] = []

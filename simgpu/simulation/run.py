@@ -10,14 +10,14 @@ import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import transformed, uncompressed
+from simgpu.graph.transforms import uncompressed
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import checked_fits, planned, reclaiming
 from simgpu.policies.registry import make_policy
-from simgpu.program.check import not_a_program
+from simgpu.program.check import check_program, not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
@@ -182,10 +182,11 @@ class _Run:
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are recorded, memory is unknown")
         node = self.node
-        verify(program, self.graph, capacity=self.budget, alignment=node.gpu.alignment, node=node)
+        checked = check_program(program, self.graph, node)
+        verify(program, self.graph, capacity=self.budget, alignment=node.gpu.alignment, node=node, checked=checked)
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
-        ran = transformed(self.graph, program.transforms)
+        ran = checked.graph
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
         pool = self._pool(program)
@@ -197,6 +198,8 @@ class _Run:
             iterations=self.config.iterations,
             pool=pool,
             reclaim=reclaiming(self.policy),
+            engine=self.config.engine,
+            checked=checked,
         )
         return Result(
             trace=self.trace.info,

@@ -41,7 +41,7 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
     done = reference.run()
     assert not reference.wrong
     try:
-        result = run_program(program, graph, node, budget=budget, iterations=3)
+        result = run_program(program, graph, node, budget=budget, iterations=3, engine="simpy")
     except OutOfMemoryError as error:
         assert not done
         assert error.at_ns == reference.now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, GpuSpec, HostSpec, LinkSpec, NodeSpec
@@ -80,13 +81,31 @@ def program(
     return Program((segment,), tuple(resident), **more)  # type: ignore[arg-type]
 
 
+COLUMNS = ("gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause", "iteration", "resource")
+
+
+def outcome(run: MachineRun) -> list[Any]:
+    """Everything that a run gives but notes, comparable."""
+    timeline = run.timeline
+    spans = [getattr(timeline, column).tolist() for column in COLUMNS]
+    curves = [
+        (curve.memory, curve.gpu, curve.capacity, curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist())
+        for curve in timeline.memories
+    ]
+    names = timeline.streams, timeline.names, timeline.resources, timeline.iteration_ends_ns
+    return [spans, curves, names, run.steady, run.high_water, run.retired, run.buddy_peak]
+
+
 def run(
     code: Program, tasks: TaskGraph, on: NodeSpec | None = None, *, iterations: int = 1, pool: str = "counting"
 ) -> MachineRun:
-    """Verify a program, then execute it within the node's memory."""
+    """Verify a program, then execute it within the node's memory, on both engines."""
     where = on or node()
     verify(code, tasks, capacity=where.budget, alignment=where.gpu.alignment)
-    return run_program(code, tasks, where, budget=where.budget, iterations=iterations, pool=pool)
+    how: dict[str, Any] = {"budget": where.budget, "iterations": iterations, "pool": pool}
+    result = run_program(code, tasks, where, engine="simpy", **how)
+    assert outcome(run_program(code, tasks, where, engine="compiled", **how)) == outcome(result)
+    return result
 
 
 WORK = ("compute", "recompute", "copy_d2h", "copy_h2d")

@@ -78,6 +78,7 @@ class ScenarioLoading(Reading):
             seed=file.seed,
             pool=file.pool,
             alignment=file.alignment,
+            engine=file.engine,
             outputs=Outputs(
                 folder=Path(outputs.folder) if outputs.folder is not None else None,
                 timeline=tuple(dict.fromkeys(outputs.timeline)),

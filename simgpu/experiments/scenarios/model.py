@@ -16,6 +16,7 @@ from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
 from simgpu.hardware.spec import BuddyMode, LinkSpec
 from simgpu.io.schema import Alignment, FileModel, Size
+from simgpu.machine.arrays import Engine
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
@@ -128,6 +129,9 @@ class ScenarioFile(FileModel):
     seed: int = Field(default=0, ge=0, description="random seed of the policies")
     pool: Pool | None = Field(default=None, description="allocator of device memory; by default the policy's")
     alignment: Alignment | None = Field(default=None, description="of every allocation; by default the node's")
+    engine: Engine = Field(
+        default="auto", description="simpy, compiled, or auto: the faster one for each run; the numbers are the same"
+    )
     outputs: OutputsSection = OutputsSection()
     sweep: SweepSection | None = Field(default=None, description="the points that `simgpu sweep` runs")
 
@@ -150,6 +154,7 @@ class Scenario:
     pool: allocator; None for the policy's
     alignment: bytes; None for the node's
     epoch: training epoch, from 0
+    engine: what runs the programs, see `simgpu.simulation.config.RunConfig`
     data_parallel: several GPUs; None for one
     swept: description of the file's sweep, which is not part of the scenario; empty if there is none
     """
@@ -168,6 +173,7 @@ class Scenario:
     outputs: Outputs
     data_parallel: DataParallel | None = None
     swept: str = ""
+    engine: Engine = "auto"
 
     @property
     def config(self) -> RunConfig:
@@ -180,6 +186,7 @@ class Scenario:
             pool=self.pool,
             alignment=self.alignment,
             epoch=self.epoch,
+            engine=self.engine,
             **(how.arguments if how else {}),
         )
 
