@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -92,16 +92,22 @@ class _Tables:
         self.copies: list[tuple[int, ...]] = []
         self._known: dict[tuple[object, ...], int] = {}
 
-    def row(self, op: Op, engines: Engines) -> tuple[int, int, int, int]:
-        """An op and its three operands as integers."""
-        code = _CODES[op[0]]
-        if op[0] in (ops.RELEASE, ops.ACQUIRE):
-            memory, number = self.memories[id(op[1])], op[3]
-            return code, memory, self.first_request[memory] + number // 2, number
-        if op[0] == ops.COPY:
-            return code, self._copy(op, engines), 0, 0
-        padded = (*op[1:], 0, 0, 0)
-        return code, padded[0], padded[1], padded[2]
+    def rows(self, stream: Sequence[Op], engines: Engines) -> Iterator[tuple[int, int, int, int]]:
+        """Ops with three operands each, as integers."""
+        memories, first_request, codes = self.memories, self.first_request, _CODES
+        for op in stream:
+            code = op[0]
+            if code == ops.LAUNCH:
+                yield codes[code], op[1], 0, 0
+            elif code in (ops.RELEASE, ops.ACQUIRE):
+                memory, number = memories[id(op[1])], op[3]
+                yield codes[code], memory, first_request[memory] + number // 2, number
+            elif code == ops.COPY:
+                yield codes[code], self._copy(op, engines), 0, 0
+            elif code == ops.AWAIT:
+                yield codes[code], op[1], op[2], op[3]
+            else:
+                yield codes[code], op[1] if code == ops.SIGNAL else 0, 0, 0
 
     def _copy(self, op: Op, engines: Engines) -> int:
         key = (id(engines), *op)
@@ -170,7 +176,7 @@ def _run(code: MachineCode, engines: Sequence[Engines], memories: Memories, iter
     for s, parts in enumerate(code.segments):
         for g, part in enumerate(parts):
             first[s, g] = len(rows)
-            rows += [tables.row(op, engines[s]) for op in part.ops]
+            rows += tables.rows(part.ops, engines[s])
     table, pieces = _table(rows, 4), _table(tables.pieces, 3)
     repeats = np.array([part.repeat for part in code.segments[0]], dtype=np.int64)
     if not _fits(table, first, repeats, iterations, tables):

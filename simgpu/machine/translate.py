@@ -30,8 +30,7 @@ from simgpu.machine.code import (
     StreamCode,
     copy_kind,
 )
-from simgpu.machine.stream import Memories, TimedMemory
-from simgpu.memory.pool import Request
+from simgpu.machine.stream import Memories
 from simgpu.memory.transfer import NANO
 from simgpu.program.instructions import (
     DEVICE,
@@ -156,6 +155,7 @@ class _Translator:
         for number, link in enumerate(node.links):
             first, second = link.ends
             self.routes |= {(first, second): (number, OUT), (second, first): (number, IN)}
+        self.requests: dict[tuple[object, ...], tuple[Op, Op]] = {}
         self.ops: list[Op] = []
         self.works: list[int] = []
         self.segment = self.gpu = 0
@@ -193,21 +193,18 @@ class _Translator:
 
     def acquires(self, acquire: Acquire) -> None:
         """A request for memory."""
-        memory, request = self._request(acquire, acquire.offsets)
-        self.ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(acquire))))
+        self.ops.append(self._request(acquire, acquire.offsets)[0])
 
     def releases(self, release: Release) -> None:
         """The end of a request."""
-        memory, request = self._request(release)
-        self.ops.append((RELEASE, memory, request, memory.number(request, self._carved(release)) + 1))
+        self.ops.append(self._request(release)[1])
 
     def initializes(self, initialize: Initialize) -> None:
         """Initializing a value takes no time, and memory only where that allocates pages."""
         if not self.initialize_allocates:
             self.ops.append((PASS,))
             return
-        memory, request = self._request(initialize)
-        self.ops.append((ACQUIRE, memory, request, memory.number(request, self._carved(initialize))))
+        self.ops.append(self._request(initialize)[0])
 
     def signals(self, signal: Signal) -> None:
         """A signal, and the work before it."""
@@ -240,9 +237,17 @@ class _Translator:
 
     def _request(
         self, instruction: Acquire | Release | Initialize, offsets: tuple[int, ...] | None = None
-    ) -> tuple[TimedMemory, Request]:
-        memory, sizes = self.memories.of(self.gpu, instruction.memory), self.graph.sizes_in(instruction.memory)
-        return memory, memory.pool.prepare(instruction.blocks, [sizes[b] for b in instruction.blocks], offsets)
+    ) -> tuple[Op, Op]:
+        """The ops that acquire and release some blocks, made once."""
+        key = self.gpu, instruction.memory, instruction.blocks, offsets
+        ops = self.requests.get(key)
+        if ops is None:
+            memory, sizes = self.memories.of(self.gpu, instruction.memory), self.graph.sizes_in(instruction.memory)
+            request = memory.pool.prepare(instruction.blocks, [sizes[b] for b in instruction.blocks], offsets)
+            number = memory.number(request, self._carved(instruction))
+            ops = (ACQUIRE, memory, request, number), (RELEASE, memory, request, number + 1)
+            self.requests[key] = ops
+        return ops
 
 
 def dram_demands(graph: TaskGraph, cdma: CdmaSpec) -> list[int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Set
+from weakref import WeakValueDictionary
 
 from simgpu.errors import Problem
 from simgpu.trace.check_order import check_order, check_saved
@@ -24,6 +25,9 @@ from simgpu.trace.model import (
 )
 from simgpu.trace.row_checks import Place, Problems, Row, is_count, is_text, rows_of
 
+#: The valid traces that are in use, by identity.
+_VALID: WeakValueDictionary[int, Trace] = WeakValueDictionary()
+
 
 def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     """Every problem of a trace; an empty list means it is valid.
@@ -37,6 +41,9 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     ...     print(problem)
     trace: kernels[0].reads: kernel 'k0' names block 'x', which has no row; add it to the blocks
     """
+    # A trace does not change, so one that was valid is not checked again.
+    if _VALID.get(id(trace)) is trace:
+        return []
     problems = Problems(at or _own_places(trace))
     _check_info(Row(problems, "info", -1, trace.info))
     _check_kernels(trace.kernels, problems)
@@ -44,6 +51,8 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_tables(trace, problems)
     check_order(trace, problems)
     check_saved(trace, problems)
+    if not problems.problems:
+        _VALID[id(trace)] = trace
     return problems.problems
 
 

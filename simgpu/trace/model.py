@@ -271,7 +271,7 @@ class TraceInfo:
         return ", ".join(part for part in parts if part)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, weakref_slot=True)
 class Trace:
     """One recorded training iteration: kernels in execution order and the blocks they touch.
 

@@ -13,6 +13,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from statistics import median
 
@@ -23,12 +24,14 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers import import_trace
+from simgpu.machine.arrays import Engine
 from simgpu.machine.run import MachineRun, run_program
 from simgpu.policies.base import PlanContext
 from simgpu.policies.registry import make_policy
+from simgpu.program.check import check_program
 from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
-from simgpu.simulation.run import task_graph
+from simgpu.simulation.run import simulate, task_graph
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
@@ -55,8 +58,13 @@ def planned(graph: TaskGraph, policy: str) -> Program:
     return make_policy(policy).plan(context)
 
 
-def run(program: Program, graph: TaskGraph, pool: str, iterations: int = ITERATIONS) -> MachineRun:
-    return run_program(program, graph, NODE, budget=2**62, iterations=iterations, pool=pool)
+def run(
+    program: Program, graph: TaskGraph, pool: str, iterations: int = ITERATIONS, engine: Engine = "simpy"
+) -> MachineRun:
+    checked = check_program(program, graph, NODE)
+    return run_program(
+        program, graph, NODE, budget=2**62, iterations=iterations, pool=pool, engine=engine, checked=checked
+    )
 
 
 def spans_of(run: MachineRun) -> int:
@@ -105,6 +113,38 @@ def test_spans_per_second(
     report(what, ratio, f"floor {floor}, aim {aim}", ratio >= floor)
     total, bare = interleaved(lambda: run(program, densenet, pool, iterations=3))
     report("  the same, three iterations", bare * spans * 3 / ITERATIONS / total, "", None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "pool", "least", "aim", "of_three"),
+    [("none", "counting", 4, 10, 1), ("none", "addressed", 2, 5, 0.6), ("vdnn", "counting", 2.5, 6, 0.6)],
+)
+def test_spans_per_second_compiled(
+    densenet: TaskGraph, policy: str, pool: str, least: float, aim: float, of_three: float, report: Report
+) -> None:
+    program = planned(densenet, policy)
+    for iterations, floor, goal in ((ITERATIONS, least, aim), (3, of_three, 3)):
+        spans = spans_of(run(program, densenet, pool, iterations, "compiled"))
+        total, bare = interleaved(lambda count=iterations: run(program, densenet, pool, count, "compiled"))
+        ratio = bare * spans / total
+        what = f"compiled, {policy}, {pool} pool, {iterations} iterations: spans/s over events/s"
+        report(what, ratio, f"at least {floor}, aim {goal}", ratio >= floor)
+
+
+@pytest.mark.parametrize(("policy", "most", "aim"), [("ideal", 6, 2), ("vdnn", 8, 3), ("superneurons", 12, 4)])
+def test_a_whole_run_per_simulated_kernel(policy: str, most: float, aim: float, report: Report) -> None:
+    """Checks, graph, plan, verify, three iterations and metrics of a trace that was not used before."""
+    if not DENSENET.exists():
+        pytest.skip("the DenseNet-121 recording is not at hand (../shared/data)")
+    trace, _ = import_trace(DENSENET)
+
+    def whole() -> None:
+        assert simulate(copy(trace), NODE, policy, engine="compiled").metrics.iteration_ns
+
+    whole()
+    total, bare = interleaved(whole, rounds=5)
+    events = total / bare / (3 * len(trace.kernels))
+    report(f"{policy}, all in: SimPy events per simulated kernel", events, f"at most {most}, aim {aim}", events <= most)
 
 
 @pytest.mark.parametrize("policy", ["none", "vdnn"])

@@ -203,11 +203,11 @@ def test_both_engines_give_the_same_for_shipped_scenarios(name: str) -> None:
 
 def test_a_program_that_the_compiled_engine_lacks_runs_on_simpy_with_a_note() -> None:
     trace, node = chain([5, 7], [10, 14], [1000, 2000]), NodeSpec("n", GpuSpec("gpu", 2560), LinkSpec("pcie", GB, GB))
-    asked = simulate(trace, node, "um", parameters={"page": 128, "chunk": 128}, engine="compiled")
-    assert any("ran on SimPy" in note and "its kernels access host memory" in note for note in asked.notes)
+    explicit = simulate(trace, node, "um", parameters={"page": 128, "chunk": 128}, engine="compiled")
+    assert any("ran on SimPy" in note and "its kernels access host memory" in note for note in explicit.notes)
     usual = simulate(trace, node, "um", parameters={"page": 128, "chunk": 128})
     assert not any("SimPy" in note for note in usual.notes)
-    assert list(asked.timeline) == list(usual.timeline)
+    assert list(explicit.timeline) == list(usual.timeline)
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -41,6 +41,9 @@ def ordered(
 
 
 def check(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | None, pool: str) -> None:
+    """Copies that queue for one engine take time here: a timeline does not show the order of those that take none."""
+    if node.gpu.copy_engines == 1:
+        node = replace(node, link=replace(node.link, latency_ns=max(node.link.latency_ns, 1)))
     try:
         steps, timeline = ordered(program, graph, node, budget, pool)
     except OutOfMemoryError:
