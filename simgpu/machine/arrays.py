@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, get_args
@@ -21,8 +22,9 @@ from simgpu.memory.transfer import NANO, copy_ns
 
 Ints = NDArray[np.int64]
 
-#: Times and amounts below this can be added without passing 64 bits.
-_SAFE = 2**61
+#: Times and amounts of memory below the first can be added without passing 64 bits. A copy over a shared link counts
+#: billionths of its bytes, and its rate is taken from them: below the second, 4.6 GB, none passes 64 bits.
+_SAFE, _SAFE_BYTES = 2**61, 2**62
 #: Links of at least so many bytes per second give every copy a rate of at least one.
 _LEAST_RATE = 10**4
 #: How a program is run, see `simgpu.machine.run.run_program`.
@@ -136,12 +138,14 @@ def why_not(code: MachineCode) -> str:
 def is_chosen(engine: Engine, code: MachineCode, iterations: int) -> bool:
     """Whether the compiled simulator, which has all ops of the code, is asked for, or faster.
 
-    Until its functions are loaded in this process, it is faster only for long runs.
+    Until its functions are loaded in this process, it is faster only for long runs; without numba there are none.
     """
-    if engine == "simpy":
-        return False
-    if engine == "compiled" or _NAME in sys.modules:
+    if engine != "auto":
+        return engine == "compiled"
+    if _NAME in sys.modules:
         return True
+    if util.find_spec("numba") is None:
+        return False
     executed = iterations * sum(len(part.ops) * part.repeat for stream in code.segments for part in stream)
     return executed > (_WORTH_LOADING if _is_cached() else _WORTH_COMPILING)
 
@@ -250,7 +254,7 @@ def _fits(table: Ints, first: Ints, repeats: Ints, iterations: int, tables: _Tab
         longest = [alone if alone >= 0 else flow for (_, alone, *_), flow in zip(tables.copies, shared, strict=True)]
         total += float((times[copies] * np.array(longest, dtype=np.float64)[table[copies, 1]]).sum())
     used = sum(row[1] for row in tables.requests)
-    return total < _SAFE and used < _SAFE and max((row[3] + row[4] for row in tables.copies), default=0) < _SAFE
+    return total < _SAFE and used < _SAFE and max((row[3] + row[4] for row in tables.copies), default=0) < _SAFE_BYTES
 
 
 def _executed(first: Ints, repeats: Ints, count: int) -> Ints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Set
+from dataclasses import fields
 from weakref import WeakValueDictionary
 
 from simgpu.errors import Problem
@@ -25,6 +26,8 @@ from simgpu.trace.model import (
 )
 from simgpu.trace.row_checks import Place, Problems, Row, is_count, is_text, rows_of
 
+#: The tables of a trace.
+_TABLES = tuple(field.name for field in fields(Trace) if field.name not in ("info", "name"))
 #: The valid traces that are in use, by identity.
 _VALID: WeakValueDictionary[int, Trace] = WeakValueDictionary()
 
@@ -51,9 +54,16 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_tables(trace, problems)
     check_order(trace, problems)
     check_saved(trace, problems)
-    if not problems.problems:
+    if not problems.problems and _cannot_change(trace):
         _VALID[id(trace)] = trace
     return problems.problems
+
+
+def _cannot_change(trace: Trace) -> bool:
+    """Whether everything in it is frozen: a trace made with lists instead of tuples may still change."""
+    tables = (getattr(trace, name) for name in _TABLES)
+    lists = (each for kernel in trace.kernels for each in (kernel.reads, kernel.writes))
+    return all(type(each) is tuple for each in (*tables, *lists))
 
 
 def _own_places(trace: Trace) -> Place:

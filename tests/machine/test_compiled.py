@@ -223,3 +223,17 @@ def test_short_runs_do_not_wait_for_numba() -> None:
         "assert 'numba' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_numba_long_runs_stay_on_simpy_and_the_compiled_engine_names_the_package() -> None:
+    """In a process of its own, where numba cannot be found."""
+    code = (
+        "import sys, simgpu; from importlib import util; "
+        "sys.modules['numba'] = None; found = util.find_spec; "
+        "util.find_spec = lambda name, *more: None if name == 'numba' else found(name, *more); "
+        "trace, node = simgpu.load_trace('vgg11-cifar-cpu'), simgpu.load_node('v100'); "
+        "assert simgpu.simulate(trace, node, 'none', iterations=4000).steady; "
+        "simgpu.simulate(trace, node, 'none', engine='compiled')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and "running compiled functions needs numba" in ran.stderr, ran.stderr

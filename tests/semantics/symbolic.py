@@ -84,11 +84,11 @@ class Symbolic:
                 self._launch(k, again, makes, iteration)
             case Acquire(blocks, memory):
                 for b in blocks:
-                    self._need(b not in self.memory[memory], f"{b} is taken twice")
+                    self._need(b not in self.memory[memory], f"{b} is acquired twice")
                     self.memory[memory][b] = NOTHING
             case Release(blocks, memory):
                 for b in blocks:
-                    self._need(b in self.memory[memory], f"{b} is given back twice")
+                    self._need(b in self.memory[memory], f"{b} is released twice")
                     del self.memory[memory][b]
             case Initialize(blocks, memory):
                 for b in blocks:

@@ -91,6 +91,14 @@ def test_in_place_kernel_on_an_unwritten_block_reads_before_write():
     assert "before anything wrote it" in problem.what
 
 
+def test_a_valid_trace_made_with_lists_is_checked_again_after_it_changed():
+    for trace in (replace(SMALL, kernels=list(SMALL.kernels)), with_kernel(0, reads=list(SMALL.kernels[0].reads))):
+        assert check_trace(trace) == []
+        table = trace.kernels if isinstance(trace.kernels, list) else trace.kernels[0].reads
+        table.append(table[0] if table is trace.kernels else "missing")
+        assert check_trace(trace) != []
+
+
 def test_each_cycle_is_reported_once():
     def pair(name: str) -> tuple[Kernel, Kernel]:
         return (

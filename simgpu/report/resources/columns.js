@@ -32,26 +32,26 @@ function summed(steps) {
 
 /** One stream of a run: spans in order of time, none of which overlap. */
 class Track {
-  constructor(told) {
-    const count = told.gap.length;
-    this.stream = told.stream;
-    this.gpu = told.gpu;
-    this.title = told.title;
+  constructor(data) {
+    const count = data.gap.length;
+    this.stream = data.stream;
+    this.gpu = data.gpu;
+    this.title = data.title;
     this.count = count;
     this.start = new Float64Array(count);
     this.end = new Float64Array(count);
     let now = 0;
     for (let i = 0; i < count; i++) {
-      this.start[i] = now += told.gap[i];
-      this.end[i] = now += told.length[i];
+      this.start[i] = now += data.gap[i];
+      this.end[i] = now += data.length[i];
     }
-    this.kind = Uint8Array.from(told.kind);
-    this.look = Uint8Array.from(told.look);
-    this.name = Int32Array.from(told.name);
-    this.cause = Int16Array.from(told.cause);
-    this.iteration = Uint32Array.from(summed(told.iteration));
+    this.kind = Uint8Array.from(data.kind);
+    this.look = Uint8Array.from(data.look);
+    this.name = Int32Array.from(data.name);
+    this.cause = Int16Array.from(data.cause);
+    this.iteration = Uint32Array.from(summed(data.iteration));
     this.bytes = new Float64Array(count);
-    summed(told.moved.at).forEach((at, i) => { this.bytes[at] = told.moved.bytes[i]; });
+    summed(data.moved.at).forEach((at, i) => { this.bytes[at] = data.moved.bytes[i]; });
     this.looks = [...new Set(this.look)].sort((a, b) => a - b);
     this.sums = new Map();
   }
@@ -75,13 +75,13 @@ class Track {
 
 /** Memory in use as a step function, of a GPU or the host. */
 class Curve {
-  constructor(told) {
-    this.title = told.title;
-    this.capacity = told.capacity;
-    this.time = summed(told.time);
-    this.live = summed(told.live);
-    this.used = told.padding ? summed(told.padding).map((pad, i) => pad + this.live[i]) : this.live;
-    this.padded = told.padding !== null;
+  constructor(data) {
+    this.title = data.title;
+    this.capacity = data.capacity;
+    this.time = summed(data.time);
+    this.live = summed(data.live);
+    this.used = data.padding ? summed(data.padding).map((pad, i) => pad + this.live[i]) : this.live;
+    this.padded = data.padding !== null;
   }
 
   /** The position that holds at a time, -1 before the first. */
@@ -97,25 +97,25 @@ class Curve {
 
 /** Kernels and blocks by what spans call them. */
 class Tasks {
-  constructor(told) {
-    this.kernels = told.kernels;
-    this.blocks = told.blocks;
-    this.kernelOf = new Map(told.kernels.id.map((name, i) => [name, i]));
-    this.blockOf = new Map(told.blocks.id.map((name, i) => [name, i]));
+  constructor(data) {
+    this.kernels = data.kernels;
+    this.blocks = data.blocks;
+    this.kernelOf = new Map(data.kernels.id.map((name, i) => [name, i]));
+    this.blockOf = new Map(data.blocks.id.map((name, i) => [name, i]));
   }
 }
 
 /** One policy's run. */
 class Run {
-  constructor(told, page) {
-    Object.assign(this, { label: told.label, ends: told.ends, budget: told.budget, unlimited: told.unlimited });
+  constructor(data, page) {
+    Object.assign(this, { label: data.label, ends: data.ends, budget: data.budget, unlimited: data.unlimited });
     this.words = page.words;
     this.kinds = page.kinds;
-    this.streams = told.streams;
-    this.tracks = told.tracks.map(track => new Track(track));
-    this.memory = told.memory.map(curve => new Curve(curve));
-    this.shared = told.shared.map(curve => new Curve(curve));
-    this.tasks = page.tasksOf(told.tasks);
+    this.streams = data.streams;
+    this.tracks = data.tracks.map(track => new Track(track));
+    this.memory = data.memory.map(curve => new Curve(curve));
+    this.shared = data.shared.map(curve => new Curve(curve));
+    this.tasks = page.tasksOf(data.tasks);
     const last = this.tracks.map(track => track.count ? track.end[track.count - 1] : 0);
     this.end = Math.max(1, ...this.ends, ...last);
   }
@@ -131,22 +131,22 @@ class Run {
 /** The data of the page; runs are read when they are first looked at. */
 class Page {
   constructor(text) {
-    const told = JSON.parse(text);
-    this.words = told.words;
-    this.kinds = told.kinds;
-    this.looks = told.looks;
-    this.told = told;
+    const data = JSON.parse(text);
+    this.words = data.words;
+    this.kinds = data.kinds;
+    this.looks = data.looks;
+    this.data = data;
     this.runs = new Map();
     this.tasks = new Map();
   }
 
   tasksOf(number) {
-    if (!this.tasks.has(number)) this.tasks.set(number, new Tasks(this.told.tasks[number]));
+    if (!this.tasks.has(number)) this.tasks.set(number, new Tasks(this.data.tasks[number]));
     return this.tasks.get(number);
   }
 
   run(number) {
-    if (!this.runs.has(number)) this.runs.set(number, new Run(this.told.runs[number], this));
+    if (!this.runs.has(number)) this.runs.set(number, new Run(this.data.runs[number], this));
     return this.runs.get(number);
   }
 }

@@ -77,6 +77,6 @@ function element(tag, attributes = {}, ...children) {
 function showFacts(home, facts) {
   const list = element("dl");
   for (const [name, text] of facts.rows) list.append(element("dt", {}, name), element("dd", {}, text));
-  home.classList.add("told");
+  home.classList.add("shown");
   home.replaceChildren(element("strong", {}, facts.title), list);
 }

@@ -136,7 +136,7 @@ function start() {
   addEventListener("beforeprint", () => { document.documentElement.dataset.paper = ""; stage.resize(); });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.paper; stage.resize(); });
   // First what has a budget to keep: the ideal, without transfers, has little to show.
-  select(Math.max(0, page.told.runs.findIndex(run => !run.unlimited)));
+  select(Math.max(0, page.data.runs.findIndex(run => !run.unlimited)));
 }
 
 start();
