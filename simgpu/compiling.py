@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -31,3 +33,14 @@ def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **option
         return cast("Function", numba.njit(function, cache=True, **options))
     except RuntimeError:  # numba finds no folder that this user may write to
         return cast("Function", numba.njit(function, **options))
+
+
+def is_cached(module: str, function: str) -> bool:
+    """Whether an earlier process has compiled a function of a module, and numba has kept it next to the file."""
+    path = Path(__file__).parents[1].joinpath(*module.split("."))
+    return any((path.parent / "__pycache__").glob(f"{path.name}.{function}_*.nbi"))
+
+
+def is_ready(module: str, function: str) -> bool:
+    """Whether a function of a module is compiled already, or kept by an earlier process while numba is loaded here."""
+    return module in sys.modules or ("numba" in sys.modules and is_cached(module, function))

@@ -53,6 +53,14 @@ class Ancestry:
 
     graph: TaskGraph
 
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Ancestry:
+        """That of a graph, made once."""
+        known: Ancestry | None = vars(graph).get("_ancestry")
+        if known is None:
+            known = vars(graph)["_ancestry"] = cls(graph)
+        return known
+
     @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
         """For each block, the forward kernels that write it, in order."""
@@ -226,7 +234,7 @@ def unrecomputable(graph: TaskGraph) -> Unrecomputable:
     >>> unrecomputable(TaskGraph.of(unknown)).text()
     '200 B of 500 B of saved activations: mine (purity unknown) 200 B'
     """
-    ancestry = Ancestry(graph)
+    ancestry = Ancestry.of(graph)
     lost: Counter[tuple[str, str]] = Counter()
     saved = saved_activations(graph)
     for b in saved:

@@ -20,6 +20,8 @@ from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
 
 if TYPE_CHECKING:
     import networkx
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: Position that stands for "before the first kernel" where a kernel position is expected.
 BEFORE = -1
@@ -47,6 +49,14 @@ class Round(NamedTuple):
     first: int
     stop: int
     repeat: int
+
+
+class GraphColumns(NamedTuple):
+    """Numbers of a `TaskGraph` as arrays, with its names."""
+
+    durations: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    copy_sizes: NDArray[np.int64]
 
 
 class Transform(Protocol):
@@ -181,6 +191,13 @@ class TaskGraph:
     def sizes_in(self, memory: str) -> tuple[int, ...]:
         """Bytes that each block takes in a memory: its copies may be smaller than the block in device memory."""
         return self.sizes if memory == DEVICE else self.copy_sizes
+
+    @cached_property
+    def columns(self) -> GraphColumns:
+        """Durations and sizes as arrays. Raises `OverflowError` for numbers of more than 64 bits."""
+        import numpy as np
+
+        return GraphColumns(*(np.array(each, dtype=np.int64) for each in (self.durations, self.sizes, self.copy_sizes)))
 
     @cached_property
     def layers(self) -> Layers:

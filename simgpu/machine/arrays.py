@@ -1,294 +1,246 @@
-"""Machine code as arrays for the compiled simulator, and its results."""
+"""A checked program as tables of integers, with sizes, durations and links filled in, for the compiled engine."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib import util
-from pathlib import Path
-from types import ModuleType
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simgpu.machine import code as ops
-from simgpu.machine.code import MachineCode, Op
-from simgpu.machine.engines import Engines
-from simgpu.machine.stream import Memories, TimedMemory
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.containers import Memories
+from simgpu.machine.engines import Engines, Lane
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.transfer import NANO, copy_ns
+from simgpu.program.check import CheckedProgram
+from simgpu.program.columns import (
+    ACQUIRE,
+    AWAIT,
+    COPY,
+    COPY_AS,
+    DECODE,
+    ENCODE,
+    INITIALIZE,
+    LAUNCH,
+    PASS,
+    RELAUNCH,
+    RELEASE,
+    SIGNAL,
+    Columns,
+    Ints,
+)
+from simgpu.timeline.model import SpanKind
 
-Ints = NDArray[np.int64]
-
-#: Times and amounts of memory below the first can be added without passing 64 bits. A copy over a shared link counts
-#: billionths of its bytes, and its rate is taken from them: below the second, 4.6 GB, none passes 64 bits.
-_SAFE, _SAFE_BYTES = 2**61, 2**62
-#: Links of at least so many bytes per second give every copy a rate of at least one.
-_LEAST_RATE = 10**4
-#: How a program is run, see `simgpu.machine.run.run_program`.
-Engine = Literal["auto", "simpy", "compiled"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
-_NAME = "simgpu.machine.compiled"
-#: Executed ops from which loading the compiled functions, or compiling them, takes less time than it saves.
-_WORTH_LOADING, _WORTH_COMPILING = 10**6, 2 * 10**7
-#: The code of each op in `simgpu.machine.compiled`.
-_CODES = {
-    ops.PASS: 0,
-    ops.AWAIT: 1,
-    ops.END: 2,
-    ops.RELEASE: 3,
-    ops.SIGNAL: 4,
-    ops.ACQUIRE: 5,
-    ops.LAUNCH: 6,
-    ops.COPY: 7,
-}
-
-
-@dataclass(slots=True)
-class StreamRecord:
-    """What one stream did: ends of its works and starts of its copies, and the last two states of its GPU's memory."""
-
-    memory: TimedMemory | None
-    ends: Ints
-    starts: Ints
-    snapshots: list[object] = field(default_factory=list)
+#: Times and amounts of memory below this can be added without passing 64 bits.
+SAFE = 2**61
+#: What the machine does for each code of a program's columns; values cost it nothing.
+_CODES = np.arange(INITIALIZE + 1)
+_CODES[[RELAUNCH, ENCODE, DECODE]], _CODES[COPY_AS], _CODES[INITIALIZE] = LAUNCH, COPY, PASS
+#: Links that a copy passes, at most: its own, and two switches.
+_HOPS = 3
 
 
-@dataclass(slots=True)
-class CompiledRun:
-    """The result of a finished run, as `simgpu.machine.record.timeline_of` reads it."""
+@dataclass(slots=True, eq=False)
+class ProgramTables:
+    """The tables that `simgpu.machine.compiled` describes. engines: how many; capacities: of the links in the copies'
+    paths."""
 
-    code: MachineCode
-    memories: Memories
-    iterations: int
-    streams: list[StreamRecord]
-    stalls: Ints
-    releases: Ints
-    high_water: int
-
-
-class _Tables:
-    """The rows of the tables that the ops of all streams refer to."""
-
-    def __init__(self, memories: Memories, engines: Sequence[Engines]) -> None:
-        self.memories = {id(memory): number for number, memory in enumerate(memories.all)}
-        self.requests: list[tuple[int, int, int, int]] = []
-        self.pieces: list[tuple[int, int, int]] = []
-        self.first_request: list[int] = []
-        for memory in memories.all:
-            self.first_request.append(len(self.requests))
-            if not isinstance(memory.pool, AddressedPool):
-                self.requests += [(live, used, 0, 0) for live, used, _, _ in memory.requests]
-                continue
-            for live, used, pieces, offsets in memory.requests:
-                begin = len(self.pieces)
-                at = offsets or (-1,) * len(pieces)
-                self.pieces += [(*piece, offset) for piece, offset in zip(pieces, at, strict=True)]
-                self.requests.append((live, used, begin, len(self.pieces)))
-        network = next((each.flows for each in engines if each.flows is not None), None)
-        self.links = {} if network is None else {name: at for at, name in enumerate(sorted(network.capacities))}
-        self.capacities = [] if network is None else [network.capacities[name] for name in sorted(network.capacities)]
-        self.engines: dict[int, int] = {}
-        self.copies: list[tuple[int, ...]] = []
-        self._known: dict[tuple[object, ...], int] = {}
-
-    def rows(self, stream: Sequence[Op], engines: Engines) -> Iterator[tuple[int, int, int, int]]:
-        """Ops with three operands each, as integers."""
-        memories, first_request, codes = self.memories, self.first_request, _CODES
-        for op in stream:
-            code = op[0]
-            if code == ops.LAUNCH:
-                yield codes[code], op[1], 0, 0
-            elif code in (ops.RELEASE, ops.ACQUIRE):
-                memory, number = memories[id(op[1])], op[3]
-                yield codes[code], memory, first_request[memory] + number // 2, number
-            elif code == ops.COPY:
-                yield codes[code], self._copy(op, engines), 0, 0
-            elif code == ops.AWAIT:
-                yield codes[code], op[1], op[2], op[3]
-            else:
-                yield codes[code], op[1] if code == ops.SIGNAL else 0, 0, 0
-
-    def _copy(self, op: Op, engines: Engines) -> int:
-        key = (id(engines), *op)
-        if key not in self._known:
-            _, link, direction, size, raw = op
-            engine = self.engines.setdefault(id(engines.engines[link][direction]), len(self.engines))
-            rate, latency = engines.cap(link, direction, size, raw), engines.links[link].latency_ns
-            alone = copy_ns(size, rate, latency) if engines.flows is None else -1
-            path = [self.links[name] for name in engines.paths[link][direction]] if self.links else []
-            self._known[key] = len(self.copies)
-            self.copies.append((engine, alone, latency, size * NANO, rate, *(*path, -1, -1, -1)[:3]))
-        return self._known[key]
+    ops: Ints
+    requests: Ints
+    pieces: Ints
+    copies: Ints
+    engines: int
+    capacities: Ints
+    labels: Ints
 
 
-def why_not(code: MachineCode) -> str:
-    """Why the compiled simulator cannot run a program; empty if it can."""
-    if code.demands_vary:
-        return "kernels slow down its compressed copies"
-    if code.linked:
-        return "kernels share the link to buddy memory"
-    if any(op[0] not in _CODES for stream in code.segments for part in stream for op in part.ops):
-        return "its kernels access host memory"
-    return ""
+class TableWriter:
+    """Makes the tables of one program on one node. Raises `OverflowError` for numbers of more than 64 bits."""
+
+    def __init__(self, checked: CheckedProgram, node: NodeSpec, engines: Engines, memories: Memories) -> None:
+        self.columns: Columns = checked.columns
+        self.graph: TaskGraph = checked.graph
+        self.node = node
+        self.engines = engines
+        self.memories = memories
+        self.streams = self.columns.streams_of_rows
+        gpus = np.array([stream.gpu for stream in checked.program.streams], dtype=np.int64)
+        self.gpus = gpus[self.streams]
+        rows = self.columns.rows
+        self.code, self.first, self.second, self.third = rows.T
+        self.ops = np.zeros((len(rows), 5), dtype=np.int64)
+        self.ops[:, 0] = _CODES[self.code]
+        none = np.full(len(rows), -1, dtype=np.int64)
+        # What the log says of the work in each row: kind, position in the timeline's names, bytes, resource.
+        self.kind, self.name, self.bytes, self.resource = none.copy(), none.copy(), np.zeros_like(none), none.copy()
+
+    def tables(self) -> ProgramTables:
+        """All tables."""
+        self._works()
+        copies, engines, capacities = self._copies()
+        requests, pieces = self._requests()
+        self._events()
+        return ProgramTables(self.ops, requests, pieces, copies, engines, capacities, self._labels())
+
+    def _rows(self, *codes: int) -> Ints:
+        return np.flatnonzero(reduce(or_, [self.code == code for code in codes]))
+
+    def _works(self) -> None:
+        """Durations and labels of kernels and codecs."""
+        graph, blocks = self.graph, len(self.graph.kernels)
+        rows = self._rows(LAUNCH, RELAUNCH)
+        kernels = self.first[rows]
+        self.ops[rows, 1] = graph.columns.durations[kernels]
+        recomputed = self.code[rows] == RELAUNCH
+        self.kind[rows] = np.where(recomputed, int(SpanKind.RECOMPUTE), int(SpanKind.COMPUTE))
+        self.name[rows] = kernels
+        for code, kind in ((ENCODE, SpanKind.ENCODE), (DECODE, SpanKind.DECODE)):
+            rows = self._rows(code)
+            forms = [graph.encoded[form] for form in self.first[rows].tolist()]
+            self.ops[rows, 1] = [form.encode_ns if code == ENCODE else form.decode_ns for form in forms]
+            self.kind[rows], self.name[rows] = kind, blocks + self.first[rows]
+
+    def _copies(self) -> tuple[Ints, int, Ints]:
+        """The table of copies, one for each way of a block; how many engines; and the capacities of links."""
+        rows, names, flows = self._rows(COPY, COPY_AS), self.columns.memories, self.engines.flows
+        count, blocks = len(names), max(len(self.graph.blocks), 1)
+        ways = (self.gpus[rows] * count + self.second[rows]) * count + self.third[rows]
+        distinct, self.ops[rows, 1] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
+        links = sorted(flows.capacities) if flows is not None else []
+        place = {name: at for at, name in enumerate(links)}
+        engines: dict[int, int] = {}
+        table, resources, sizes = [], [], []
+        lanes: dict[int, tuple[Lane, int]] = {}
+        for key in distinct.tolist():
+            way, block = divmod(key, blocks)
+            if way not in lanes:
+                gpu, pair = divmod(way, count**2)
+                lanes[way] = self._lane(gpu, names[pair // count], names[pair % count])
+            lane, resource = lanes[way]
+            engine = engines.setdefault(id(lane.engine), len(engines))
+            size = self.graph.copy_sizes[block]
+            cap = lane.cap(size, self.graph.blocks[block].bytes)
+            alone = copy_ns(size, cap, lane.latency) if flows is None else -1
+            path = [place[link] for link in lane.path] if links else []
+            table.append((engine, alone, lane.latency, size * NANO if links else 0, cap, *(*path, -1, -1, -1)[:_HOPS]))
+            resources.append(resource)
+            sizes.append(size)
+        self.kind[rows], self.name[rows] = SpanKind.COPY, len(self.graph.kernels) + self.first[rows]
+        self.bytes[rows] = np.array(sizes, dtype=np.int64)[self.ops[rows, 1]]
+        self.resource[rows] = np.array(resources, dtype=np.int64)[self.ops[rows, 1]]
+        capacities = [flows.capacities[link] for link in links] if flows is not None else []
+        return table_of(table, 8), len(engines), np.array(capacities, dtype=np.int64)
+
+    def _lane(self, gpu: int, src: str, dst: str) -> tuple[Lane, int]:
+        """The lane from one memory to another for a GPU, and its engine's place among the timeline's resources."""
+        for number, link in enumerate(self.node.links):
+            if link.ends in ((src, dst), (dst, src)):
+                direction = int(link.ends != (src, dst))
+                return self.engines.lanes[gpu][number][direction], len(self.memories.names) + 2 * number + direction
+        raise KeyError(f"no link from {src} to {dst}")
+
+    def _requests(self) -> tuple[Ints, Ints]:
+        """The table of requests, one for each row that asks for memory or releases it, and that of their pieces."""
+        rows, memories, columns = self._rows(ACQUIRE, RELEASE), self.memories, self.columns
+        names = [memories.names.index(name) if name in memories.names else -1 for name in columns.memories]
+        name = np.array(names, dtype=np.int64)[self.first[rows]]
+        place = np.where(name == 0, self.gpus[rows], len(memories.devices) - 1 + name)
+        self.ops[rows, 1], self.ops[rows, 2] = place, np.arange(len(rows))
+        self.resource[rows] = name
+        begin, end = self.second[rows], self.third[rows]
+        counts = end - begin
+        blocks = columns.blocks[_ranges(begin, counts)]
+        of_memory = np.repeat(place, counts)
+        live, used = self._sizes(blocks, of_memory)
+        offsets = self._offsets(rows, begin, counts)
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        addressed = np.array([isinstance(each.pool, AddressedPool) for each in memories.all], dtype=np.bool_)
+        kept = (used > 0) & addressed[of_memory]
+        pieces = np.stack([blocks, used, offsets], axis=1)[kept]
+        ends = np.concatenate([[0], np.cumsum(kept)])[bounds]
+        carved = self._carved(blocks, of_memory)
+        sums = [np.diff(np.concatenate([[0], np.cumsum(each)])[bounds]) for each in (live, used, carved)]
+        return np.stack([*sums[:2], ends[:-1], ends[1:], sums[2]], axis=1), pieces
+
+    def _sizes(self, blocks: Ints, of_memory: Ints) -> tuple[Ints, Ints]:
+        """Bytes of blocks in memories, without and with padding."""
+        live = np.zeros(len(blocks), dtype=np.int64)
+        used = np.zeros(len(blocks), dtype=np.int64)
+        for number, each in enumerate(self.memories.all):
+            here = of_memory == number
+            sizes = self.graph.columns.sizes if number < len(self.memories.devices) else self.graph.columns.copy_sizes
+            live[here] = sizes[blocks[here]]
+            used[here] = -(-live[here] // each.pool.alignment) * each.pool.alignment
+        if used.sum(dtype=np.float64) >= SAFE:
+            raise OverflowError("the requests of an iteration pass 64 bits")
+        return live, used
+
+    def _offsets(self, rows: Ints, begin: Ints, counts: Ints) -> Ints:
+        """The offset of each requested block, -1 for none."""
+        offsets = np.full(int(counts.sum()), -1, dtype=np.int64)
+        if self.columns.offsets:
+            at = dict(zip(rows.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
+            for row, given in self.columns.offsets.items():
+                offsets[at[row] : at[row] + len(given)] = given
+        return offsets
+
+    def _carved(self, blocks: Ints, of_memory: Ints) -> Ints:
+        """Bytes of buddy memory that each block owns."""
+        compressed = self.graph.compressed
+        if compressed is None:
+            return np.zeros(len(blocks), dtype=np.int64)
+        owned = np.array([compressed.carved_by((b,)) for b in range(len(self.graph.blocks))], dtype=np.int64)
+        return np.where(of_memory < len(self.memories.devices), owned[blocks], 0)
+
+    def _events(self) -> None:
+        """For each wait its event, the count it needs, and the row that signals it."""
+        columns, segments = self.columns, self.columns.segments_of_rows
+        rows = self._rows(SIGNAL)
+        signal = np.zeros(len(columns.events), dtype=np.int64)
+        signal[self.first[rows]] = rows
+        self.ops[rows, 1] = self.first[rows]
+        rows = self._rows(AWAIT)
+        source = signal[self.first[rows]]
+        here = segments[source] == segments[rows]
+        self.ops[rows, 1] = self.first[rows]
+        self.ops[rows, 2] = here - self.second[rows]
+        self.ops[rows, 3] = np.where(here, 0, columns.repeats[segments[source]])
+        self.ops[rows, 4] = source
+
+    def _labels(self) -> Ints:
+        """What the log says of each row."""
+        for_memory = self.code == ACQUIRE
+        wait = np.where(for_memory, int(SpanKind.STALL_MEMORY), int(SpanKind.STALL_EVENT))
+        wait[self.ops[:, 0] == COPY] = SpanKind.STALL_ENGINE
+        memory = np.where(for_memory, self.resource, -1)
+        before = self._before()
+        reason = np.where(before < 0, -1, self.name[before])
+        work = self.kind, self.name, self.bytes, self.resource
+        return np.stack([*work, wait, memory, self.streams, reason], axis=1)
+
+    def _before(self) -> Ints:
+        """For each row the last row of work before it in its part, -1 for none."""
+        rows = np.arange(len(self.code))
+        works = np.maximum.accumulate(np.where(self.ops[:, 0] >= LAUNCH, rows, -1))
+        before = np.concatenate([[-1], works[:-1]])
+        parts = np.zeros(len(rows), dtype=np.int64)
+        parts[self.columns.first.ravel()] = self.columns.first.ravel()
+        return np.where(before >= np.maximum.accumulate(parts), before, -1)
 
 
-def is_chosen(engine: Engine, code: MachineCode, iterations: int) -> bool:
-    """Whether the compiled simulator, which has all ops of the code, is asked for, or faster.
-
-    Until its functions are loaded in this process, it is faster only for long runs; without numba there are none.
-    """
-    if engine != "auto":
-        return engine == "compiled"
-    if _NAME in sys.modules:
-        return True
-    if util.find_spec("numba") is None:
-        return False
-    executed = iterations * sum(len(part.ops) * part.repeat for stream in code.segments for part in stream)
-    return executed > (_WORTH_LOADING if _is_cached() else _WORTH_COMPILING)
-
-
-def _is_cached() -> bool:
-    """Whether an earlier process has compiled the functions, and numba has kept them next to the file."""
-    path = Path(__file__)
-    return any((path.parent / "__pycache__").glob("compiled.execute_*.nbi"))
-
-
-def run_compiled(
-    code: MachineCode, engines: Sequence[Engines], memories: Memories, iterations: int
-) -> CompiledRun | None:
-    """Run machine code; None for a run that stops before all streams have finished, or whose numbers may pass 64 bits.
-
-    engines[stream]: of its GPU. The memories hold what they hold at the start; their logs are those of the run
-    afterwards, if it finished, and else unchanged.
-    """
-    try:
-        return _run(code, engines, memories, iterations)
-    except OverflowError:
-        return None
-
-
-def _run(code: MachineCode, engines: Sequence[Engines], memories: Memories, iterations: int) -> CompiledRun | None:
-    from simgpu.machine import compiled as machine
-    from simgpu.machine import compiled_pools as pools
-
-    tables, streams = _Tables(memories, engines), len(code.streams)
-    rows: list[tuple[int, int, int, int]] = []
-    first = np.zeros((streams, len(code.segments[0])), dtype=np.int64)
-    for s, parts in enumerate(code.segments):
-        for g, part in enumerate(parts):
-            first[s, g] = len(rows)
-            rows += tables.rows(part.ops, engines[s])
-    table, pieces = _table(rows, 4), _table(tables.pieces, 3)
-    repeats = np.array([part.repeat for part in code.segments[0]], dtype=np.int64)
-    if not _fits(table, first, repeats, iterations, tables):
-        return None
-    works = [sum(len(part.works) * part.repeat for part in parts) * iterations for parts in code.segments]
-    state = np.zeros((streams, 12), dtype=np.int64)
-    state[:, machine.PC], state[:, machine.SINCE] = first[:, 0], -1
-    bases = np.cumsum([0, *works])
-    state[:, machine.ENDS] = state[:, machine.STARTS] = bases[:-1]
-    executed = iterations * _executed(first, repeats, len(table))
-    memory, addresses, holes, log = _memory_arrays(pools, memories, table, executed, pieces)
-    begins = memory[:, pools.LOGGED].copy()
-    own = np.array([_own(code, s) for s in range(streams)], dtype=np.int64)
-    counts = np.zeros(9, dtype=np.int64)
-    ends, starts = np.zeros(bases[-1], dtype=np.int64), np.zeros(bases[-1], dtype=np.int64)
-    uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
-    layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
-    stalls, releases = np.zeros((1024, 7), dtype=np.int64), np.zeros((1024, 3), dtype=np.int64)
-    links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
-    links[0] = tables.capacities
-    arguments = (
-        state, table, first, repeats, iterations, own, _table(tables.copies, 8),
-        np.zeros((len(tables.engines) + 1, 2 + streams), dtype=np.int64), links,
-        memory, np.zeros((len(memory), streams + 1), dtype=np.int64), _table(tables.requests, 4),
-        pieces, addresses, holes, np.zeros(len(code.signaller) + 1, dtype=np.int64),
-        np.zeros((streams, 6), dtype=np.int64), counts, ends, starts, log, uses, layouts,
-    )  # fmt: skip
-    machine.execute(*arguments, stalls, releases)
-    while counts[machine.OUTCOME] == machine.FULL:
-        stalls, releases = (np.concatenate((each, np.zeros_like(each))) for each in (stalls, releases))
-        machine.execute(*arguments, stalls, releases)
-    if counts[machine.OUTCOME] != machine.COMPLETE:
-        return None
-    records = []
-    for s in range(streams):
-        begun = slice(bases[s], state[s, machine.STARTS])
-        record = StreamRecord(None, ends[bases[s] : bases[s + 1]], starts[begun])
-        if own[s] >= 0:
-            record.memory = memories.all[own[s]]
-            order = (iterations % 2, 1 - iterations % 2)
-            record.snapshots = [(uses[own[s], at].tobytes(), layouts[own[s], at].tobytes()) for at in order]
-        records.append(record)
-    for number, each in enumerate(memories.all):
-        begin, end = int(begins[number]) - len(each.times), int(memory[number, pools.LOGGED])
-        each.write_log(log[begin:end, 0], log[begin:end, 1])
-    high = max(int(memory[number, pools.HIGH]) for number in range(len(memories.devices)))
-    made = int(counts[machine.STALLS]), int(counts[machine.RELEASES])
-    return CompiledRun(code, memories, iterations, records, stalls[: made[0]], releases[: made[1]], high)
-
-
-def _own(code: MachineCode, s: int) -> int:
-    """The position of the GPU's memory for the first stream of each GPU, else -1."""
-    gpu = code.streams[s].gpu
-    return gpu if s == 0 or code.streams[s - 1].gpu != gpu else -1
-
-
-def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+def table_of(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    """Rows as a table, which may be empty."""
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 
-def _fits(table: Ints, first: Ints, repeats: Ints, iterations: int, tables: _Tables) -> bool:
-    """Whether times and amounts of memory stay far below 64 bits, and rates above zero."""
-    times = iterations * _executed(first, repeats, len(table)).astype(np.float64)
-    launches, copies = table[:, 0] == _CODES[ops.LAUNCH], table[:, 0] == _CODES[ops.COPY]
-    total = float((times * table[:, 1])[launches].sum())
-    if tables.copies:
-        slowest = min([_SAFE, *(row[4] for row in tables.copies), *tables.capacities])
-        if tables.capacities and slowest < _LEAST_RATE:
-            return False
-        shared = [row[2] + len(first) * row[3] / max(slowest, 1) for row in tables.copies]
-        longest = [alone if alone >= 0 else flow for (_, alone, *_), flow in zip(tables.copies, shared, strict=True)]
-        total += float((times[copies] * np.array(longest, dtype=np.float64)[table[copies, 1]]).sum())
-    used = sum(row[1] for row in tables.requests)
-    return total < _SAFE and used < _SAFE and max((row[3] + row[4] for row in tables.copies), default=0) < _SAFE_BYTES
+def _ranges(begin: Ints, counts: Ints) -> Ints:
+    """The numbers of consecutive ranges, one after the other.
 
-
-def _executed(first: Ints, repeats: Ints, count: int) -> Ints:
-    """How often each op is executed in an iteration."""
-    order = np.append(first.ravel(), count)
-    return np.repeat(np.tile(repeats, len(first)), np.diff(order))
-
-
-def _memory_arrays(
-    columns: ModuleType, memories: Memories, table: Ints, executed: Ints, pieces: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """State, addresses by block, holes and log of each memory, with what it holds at the start."""
-    memory = np.zeros((len(memories.all), 7), dtype=np.int64)
-    addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
-    known = [block for pool in addressed for block in pool.addresses]
-    blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
-    addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
-    holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
-    asks = (table[:, 0] == _CODES[ops.RELEASE]) | (table[:, 0] == _CODES[ops.ACQUIRE])
-    changes = np.bincount(table[asks, 1], weights=executed[asks], minlength=len(memory)).astype(np.int64)
-    at = 0
-    for number, each in enumerate(memories.all):
-        pool = each.pool
-        memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water
-        if isinstance(pool, AddressedPool):
-            found = list(pool.holes)
-            memory[number, columns.ADDRESSED], memory[number, columns.HOLES] = 1, len(found)
-            holes[number, : len(found)] = _table(found, 2)
-            for block, start in pool.addresses.items():
-                addresses[number, block] = start
-        memory[number, columns.LOGGED] = at + len(each.times)
-        at += len(each.times) + int(changes[number])
-    log = np.zeros((at, 2), dtype=np.int64)
-    for number, each in enumerate(memories.all):
-        end = int(memory[number, columns.LOGGED])
-        log[end - len(each.times) : end] = _table(list(zip(each.times, each.changes, strict=True)), 2)
-    return memory, addresses, holes, log
+    >>> _ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    skipped = np.repeat(begin - (np.cumsum(counts) - counts), counts)
+    return skipped + np.arange(len(skipped))

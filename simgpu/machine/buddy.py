@@ -16,63 +16,65 @@ import simpy
 from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import IN, OUT
-from simgpu.machine.engines import Engines, last_of
-from simgpu.machine.stream import HOLDS_DRAM, Stream
+from simgpu.machine.dram import Dram
+from simgpu.machine.engines import Engines
+from simgpu.machine.flows import FlowNetwork, Path
+from simgpu.machine.instants import InstantPhase
+from simgpu.machine.simulator import Events, KernelStep, Stream
 from simgpu.program.instructions import DEVICE, Copy, Program
 
 
 @dataclass(frozen=True, slots=True)
-class BuddyLaunch:
-    """Runs a kernel that uses buddy memory.
+class BuddyKernelStep:
+    """Run a kernel that uses buddy memory.
 
-    device_ns: time on the device. head_ns: time before its bytes start to pass the link. read, written: those bytes.
+    demand: DRAM bandwidth that it takes from copies, bytes per second. device_ns: time on the device. head_ns: time
+    before its bytes start to pass the link. sizes: the paths and sizes of those bytes.
     """
 
+    kernel: KernelStep
+    demand: int
+    dram: Dram
     device_ns: int
     head_ns: int
-    read: int
-    written: int
+    flows: FlowNetwork
+    sizes: tuple[tuple[Path, int], ...]
 
-    def __call__(self, stream: Stream, engines: Engines) -> None:
-        """Start the kernel; the stream's `fire` is called when all of it has ended."""
-        env = stream.env
-        stream.starts.append(int(env.now))
-        demand = stream.ops[stream.pc][2]
-        if demand:
-            stream.holds = HOLDS_DRAM
-            engines.take_dram(demand)
-        sizes = [(direction, size) for direction, size in ((IN, self.read), (OUT, self.written)) if size]
-        ended = last_of(1 + len(sizes), stream.fire)
-        flows = engines.flows
-        assert flows is not None
+    def perform(self, stream: Stream) -> Events:
+        """It ends when its time on the device and its bytes over the link have ended."""
+        yield stream.turn(InstantPhase.START)
+        since = stream.env.instant
+        if self.demand:
+            self.dram.take(self.demand)
+        on_device = stream.env.timeout(self.device_ns)
+        yield on_device & stream.env.process(self._over_link(stream.env))
+        yield stream.turn(InstantPhase.END)
+        stream.worked(self.kernel.kind, self.kernel.name, since)
+        if self.demand:
+            self.dram.take(-self.demand)
 
-        def on_device(_: simpy.Event) -> None:
-            ended()
-            flows.settled()
-
-        def over_link(_: simpy.Event) -> None:
-            for direction, size in sizes:
-                engines.pass_buddy(direction, size, ended)
-            flows.settled()
-
-        env.timeout(self.device_ns).callbacks.append(on_device)
-        env.timeout(self.head_ns).callbacks.append(over_link)
+    def _over_link(self, env: simpy.Environment) -> Events:
+        yield env.timeout(self.head_ns)
+        yield env.all_of([self.flows.send(path, size) for path, size in self.sizes])
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuddyLink:
-    """A graph's use of a shared link to buddy memory; see `simgpu.machine.translate.SharedLink`."""
+    """A graph's use of a link to buddy memory that others use too."""
 
     memory: CompressedMemory
 
-    def launch(self, kernel: int) -> BuddyLaunch | None:
-        """The function that starts a kernel, None for one without bytes over the link."""
-        demand = self.memory.demands[kernel]
-        if not (demand.read or demand.written):
+    def step(self, kernel: KernelStep, demand: int, engines: Engines, gpu: int) -> BuddyKernelStep | None:
+        """The step of a kernel, None for one without bytes over the link."""
+        bytes_of = self.memory.demands[kernel.name]
+        ways = zip(engines.buddy[gpu], (bytes_of.written, bytes_of.read), strict=True)
+        sizes = tuple((path, size) for path, size in ways if size)
+        flows = engines.flows
+        if not sizes or flows is None:
             return None
-        head = self.memory.head_ns(kernel)
-        return BuddyLaunch(self.memory.device_ns[kernel], head, demand.read, demand.written)
+        k = kernel.name
+        head, device = self.memory.head_ns(k), self.memory.device_ns[k]
+        return BuddyKernelStep(kernel, demand, engines.dram[gpu], device, head, flows, sizes)
 
     def overflow(self, block: int) -> int:
         """Bytes of a block in buddy memory, 0 for a block outside the compressed memory."""

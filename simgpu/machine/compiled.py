@@ -1,7 +1,7 @@
 """The simulator over arrays, compiled. Imports numba.
 
 It does what `simgpu.machine.simulator` does, in the same order within an instant, and gives the same numbers. All data
-are arrays of integers: `simgpu.machine.arrays` makes them from machine code and reads the results.
+are arrays of integers: `simgpu.machine.arrays` makes them from a program's columns.
 
 Times are nanoseconds. A stream is a number, in instant order; the next event is found by a scan over the few streams.
 """
@@ -14,56 +14,68 @@ from typing import Any
 from simgpu.compiling import compiled
 from simgpu.machine import compiled_pools
 from simgpu.machine.compiled_pools import LIVE, LOGGED, USED, acquire, release
+from simgpu.program import columns
+from simgpu.program.columns import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
 # Without counts of references, which would take most of the time; so no function may make an array.
-_machine = partial(compiled, depends_on=(compiled_pools,), _nrt=False)
+_machine = partial(compiled, depends_on=(compiled_pools, columns), _nrt=False)
 
-# Op codes in the order in which they are executed at one instant; the last two together.
-PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY = range(8)
 # What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
 # link's latency until a time; its bytes flow; they have arrived; it has finished.
 READY, RUNNING, ON_EVENT, ON_MEMORY, ON_ENGINE, LATENCY, FLOWING, ARRIVED, FINISHED = range(9)
-# How a run ended: all streams finished; nothing can happen any more; a block without memory was released; the tables of
-# stalls and releases must grow before it can go on.
+# How a run ended: all streams finished; nothing can happen any more; a block without memory was released; the log
+# must grow before it can go on.
 COMPLETE, STOPPED, INCONSISTENT, FULL = range(4)
 # Columns of the streams' state.
-STATUS, PC, SEGMENT, REPETITION, NUMBER, ITERATION, TARGET, SINCE, UNTIL, EVENT, ENDS, STARTS = range(12)
+STATUS, PC, SEGMENT, REPETITION, NUMBER, ITERATION, TARGET, SINCE, UNTIL, EVENT, BEGAN = range(11)
 # Columns of copies: the engine; the time without a network, else -1; latency; billionths of a byte; the copy's own
 # limit, and up to three links of its path, -1 for none.
 ENGINE, ALONE, DELAY, BYTES, CAP, PATH = range(6)
 # Columns of flows; the last two while rates are computed: whether it has no rate yet, and its limit.
 ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
-# Counters: now, stalls, releases, whether memory that somebody waits for was released, and by which stream, segment and
-# op; when the flows last progressed; how the run ended.
-NOW, STALLS, RELEASES, FREED, BY, BY_SEGMENT, BY_OP, LAST, OUTCOME = range(9)
+# Counters: now, entries of the log, whether memory that somebody waits for was released, and by which row; when the
+# flows last progressed; how the run ended.
+NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
+# Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
+BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
+# Columns of what the log says of rows. Of work: kind, position in the timeline's names, bytes, resource. Of a wait:
+# kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
+KIND, NAME, SIZE, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
+# In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
+_NOBODY, _WORK = -1, -2
 _NEVER = 2**62
 
 
 @_machine
-def _log(memory: Any, m: Any, now: Any, number: Any, log: Any) -> None:
-    """Note that a request was granted or released."""
+def _log(memory: Any, m: Any, now: Any, log: Any) -> None:
+    """Note the bytes in use."""
     at = memory[m, LOGGED]
-    log[at, 0], log[at, 1] = now, number
+    log[0, at], log[1, at], log[2, at] = now, memory[m, LIVE], memory[m, USED]
     memory[m, LOGGED] = at + 1
 
 
 @_machine
-def _resume(streams: Any, s: Any, first: Any, counts: Any, stalls: Any, release: Any) -> None:
-    """A stream steps past the op at which it waited; the wait is noted if it took time."""
-    _note(streams, s, first, counts, stalls, release)
+def _resume(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
+    """A stream steps past the row at which it waited; the wait is noted if it took time."""
+    _note(streams, s, counts, entries, cause)
     streams[s, PC] += 1
     streams[s, STATUS] = READY
 
 
 @_machine
-def _note(streams: Any, s: Any, first: Any, counts: Any, stalls: Any, release: Any) -> None:
+def _enter(streams: Any, s: Any, since: Any, cause: Any, counts: Any, entries: Any) -> None:
+    """Write an entry of the log that ends now."""
+    n = counts[ENTRIES]
+    entries[n, BY_STREAM], entries[n, ROW], entries[n, CAUSE] = s, streams[s, PC], cause
+    entries[n, SINCE_NS], entries[n, TO_NS], entries[n, IN_ITERATION] = since, counts[NOW], streams[s, ITERATION]
+    counts[ENTRIES] = n + 1
+
+
+@_machine
+def _note(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
     since, now = streams[s, SINCE], counts[NOW]
     if now > since:
-        n, segment = counts[STALLS], streams[s, SEGMENT]
-        stalls[n, 0], stalls[n, 1], stalls[n, 2] = s, segment, streams[s, PC] - first[s, segment]
-        stalls[n, 3], stalls[n, 4], stalls[n, 5], stalls[n, 6] = since, now, streams[s, ITERATION], release
-        counts[STALLS] = n + 1
-    streams[s, SINCE] = -1
+        _enter(streams, s, since, cause, counts, entries)
 
 
 @_machine
@@ -148,21 +160,18 @@ def _pass_bytes(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, cou
 
 
 @_machine
-def _begin(streams: Any, s: Any, ops: Any, copies: Any, starts: Any, now: Any) -> None:
+def _begin(streams: Any, s: Any, ops: Any, copies: Any, now: Any) -> None:
     """A copy gets its engine."""
     copy = ops[streams[s, PC], 1]
     if copies[copy, ALONE] >= 0:
         streams[s, STATUS], streams[s, UNTIL] = RUNNING, now + copies[copy, ALONE]
     else:
         streams[s, STATUS], streams[s, UNTIL] = LATENCY, now + copies[copy, DELAY]
-    starts[streams[s, STARTS]] = now
-    streams[s, STARTS] += 1
+    streams[s, BEGAN] = now
 
 
 @_machine
-def _complete(
-    streams: Any, ops: Any, first: Any, copies: Any, engines: Any, ends: Any, starts: Any, counts: Any, stalls: Any
-) -> None:
+def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, entries: Any) -> None:
     """Streams whose work has ended go on, in order; the next copy in the queue of a freed engine begins."""
     now = counts[NOW]
     # What begins below may end at this instant, but not in this round.
@@ -172,9 +181,8 @@ def _complete(
     for s in range(len(streams)):
         if streams[s, STATUS] != ARRIVED:
             continue
-        ends[streams[s, ENDS]] = now
-        streams[s, ENDS] += 1
         pc = streams[s, PC]
+        _enter(streams, s, streams[s, BEGAN], _WORK, counts, entries)
         if ops[pc, 0] == COPY:
             e = copies[ops[pc, 1], ENGINE]
             if engines[e, 1] == 0:
@@ -184,16 +192,16 @@ def _complete(
                 engines[e, 1] -= 1
                 for k in range(engines[e, 1]):
                     engines[e, 2 + k] = engines[e, 3 + k]
-                _begin(streams, following, ops, copies, starts, now)
-                _note(streams, following, first, counts, stalls, -1)
+                _note(streams, following, counts, entries, _NOBODY)
+                _begin(streams, following, ops, copies, now)
         streams[s, PC] += 1
         streams[s, STATUS] = READY
 
 
 @_machine
 def _grant(
-    streams: Any, ops: Any, first: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any,
-    holes: Any, log: Any, counts: Any, stalls: Any, releases: Any,
+    streams: Any, ops: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, log: Any,
+    counts: Any, entries: Any,
 ) -> None:  # fmt: skip
     """Serve the queues for memory, first in, first out."""
     counts[FREED] = 0
@@ -206,11 +214,8 @@ def _grant(
             queues[m, 0] -= 1
             for k in range(1, queues[m, 0] + 1):
                 queues[m, k] = queues[m, k + 1]
-            _log(memory, m, counts[NOW], ops[pc, 3], log)
-            n = counts[RELEASES]
-            releases[n, 0], releases[n, 1], releases[n, 2] = counts[BY], counts[BY_SEGMENT], counts[BY_OP]
-            _resume(streams, s, first, counts, stalls, n)
-            counts[RELEASES] = n + 1
+            _log(memory, m, counts[NOW], log)
+            _resume(streams, s, counts, entries, counts[BY])
 
 
 @_machine
@@ -265,80 +270,92 @@ def _most_urgent(streams: Any, ops: Any) -> Any:
 
 
 @_machine
+def _is_alone(streams: Any) -> Any:
+    """Whether a single stream is ready."""
+    ready = 0
+    for s in range(len(streams)):
+        ready += streams[s, STATUS] == READY
+    return ready == 1
+
+
+@_machine
 def execute(  # noqa: C901 - one branch per op, kept in one loop
     streams: Any, ops: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any, engines: Any,
     links: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, events: Any,
-    flows: Any, counts: Any, ends: Any, starts: Any, log: Any, uses: Any, layouts: Any, stalls: Any, releases: Any,
+    flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
 ) -> None:  # fmt: skip
-    """Run until nothing can happen, or until a table is full; `counts` says how it ended. A run goes on when called
+    """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
     again. `simgpu.machine.arrays` describes the arguments."""
     room = 2 * len(streams) + 2
     while True:
         while True:
-            if counts[STALLS] + room > len(stalls) or counts[RELEASES] + room > len(releases):
+            if counts[ENTRIES] + room > len(entries):
                 counts[OUTCOME] = FULL
                 return
             s = _most_urgent(streams, ops)
             # Waiting requests are granted after the releases of this instant and before its new requests.
             if counts[FREED] and (s < 0 or ops[streams[s, PC], 0] >= ACQUIRE):
-                _grant(
-                    streams, ops, first, memory, queues, requests, pieces, addresses, holes, log, counts, stalls,
-                    releases,
-                )  # fmt: skip
+                _grant(streams, ops, memory, queues, requests, pieces, addresses, holes, log, counts, entries)
                 continue
             if s < 0:
                 break
-            pc = streams[s, PC]
-            code, operand, second = ops[pc, 0], ops[pc, 1], ops[pc, 2]
-            if code == AWAIT:
-                number, iteration = streams[s, NUMBER], streams[s, ITERATION]
-                target = (iteration + 1) * ops[pc, 3] + second if ops[pc, 3] else number + second
-                if events[operand] < target:
-                    streams[s, STATUS], streams[s, SINCE] = ON_EVENT, counts[NOW]
-                    streams[s, TARGET], streams[s, EVENT] = target, operand
+            alone = _is_alone(streams)
+            while True:
+                pc = streams[s, PC]
+                code, operand, second = ops[pc, 0], ops[pc, 1], ops[pc, 2]
+                if code == AWAIT:
+                    number, iteration = streams[s, NUMBER], streams[s, ITERATION]
+                    target = (iteration + 1) * ops[pc, 3] + second if ops[pc, 3] else number + second
+                    if events[operand] < target:
+                        streams[s, STATUS], streams[s, SINCE] = ON_EVENT, counts[NOW]
+                        streams[s, TARGET], streams[s, EVENT] = target, operand
+                    else:
+                        streams[s, PC] = pc + 1
+                elif code == END:
+                    _go_on(streams, s, first, repeats, iterations, own, memory, addresses, uses, layouts)
+                elif code == RELEASE:
+                    m = operand
+                    if not release(memory, m, requests, second, pieces, addresses, holes):
+                        counts[OUTCOME] = INCONSISTENT
+                        return
+                    _log(memory, m, counts[NOW], log)
+                    streams[s, PC] = pc + 1
+                    if queues[m, 0]:
+                        counts[FREED], counts[BY] = 1, pc
+                elif code == SIGNAL:
+                    streams[s, PC] = pc + 1
+                    events[operand] += 1
+                    for w in range(len(streams)):
+                        waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
+                        if waits and streams[w, TARGET] <= events[operand]:
+                            _resume(streams, w, counts, entries, ops[streams[w, PC], 4])
+                            alone = False
+                elif code == ACQUIRE:
+                    m = operand
+                    if queues[m, 0] or not acquire(memory, m, requests, second, pieces, addresses, holes):
+                        queues[m, 0] += 1
+                        queues[m, queues[m, 0]] = s
+                        streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]
+                    else:
+                        _log(memory, m, counts[NOW], log)
+                        streams[s, PC] = pc + 1
+                elif code == LAUNCH:
+                    streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + operand
+                    streams[s, BEGAN] = counts[NOW]
+                elif code == COPY:
+                    e = copies[operand, ENGINE]
+                    if engines[e, 0]:
+                        engines[e, 2 + engines[e, 1]] = s
+                        engines[e, 1] += 1
+                        streams[s, STATUS], streams[s, SINCE] = ON_ENGINE, counts[NOW]
+                    else:
+                        engines[e, 0] = 1
+                        _begin(streams, s, ops, copies, counts[NOW])
                 else:
                     streams[s, PC] = pc + 1
-            elif code == END:
-                _go_on(streams, s, first, repeats, iterations, own, memory, addresses, uses, layouts)
-            elif code == RELEASE:
-                m = operand
-                if not release(memory, m, requests, second, pieces, addresses, holes):
-                    counts[OUTCOME] = INCONSISTENT
-                    return
-                _log(memory, m, counts[NOW], ops[pc, 3], log)
-                streams[s, PC] = pc + 1
-                if queues[m, 0]:
-                    counts[FREED], counts[BY], counts[BY_SEGMENT] = 1, s, streams[s, SEGMENT]
-                    counts[BY_OP] = streams[s, PC] - first[s, streams[s, SEGMENT]]
-            elif code == SIGNAL:
-                streams[s, PC] = pc + 1
-                events[operand] += 1
-                for w in range(len(streams)):
-                    waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
-                    if waits and streams[w, TARGET] <= events[operand]:
-                        _resume(streams, w, first, counts, stalls, -1)
-            elif code == ACQUIRE:
-                m = operand
-                if queues[m, 0] or not acquire(memory, m, requests, second, pieces, addresses, holes):
-                    queues[m, 0] += 1
-                    queues[m, queues[m, 0]] = s
-                    streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]
-                else:
-                    _log(memory, m, counts[NOW], ops[pc, 3], log)
-                    streams[s, PC] = pc + 1
-            elif code == LAUNCH:
-                streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + operand
-            elif code == COPY:
-                e = copies[operand, ENGINE]
-                if engines[e, 0]:
-                    engines[e, 2 + engines[e, 1]] = s
-                    engines[e, 1] += 1
-                    streams[s, STATUS], streams[s, SINCE] = ON_ENGINE, counts[NOW]
-                else:
-                    engines[e, 0] = 1
-                    _begin(streams, s, ops, copies, starts, counts[NOW])
-            else:
-                streams[s, PC] = pc + 1
+                # Whatever a stream does next comes next if no other can act, and nobody is to be granted memory.
+                if not alone or streams[s, STATUS] != READY or counts[FREED]:
+                    break
         at = _next_event(streams, flows)
         if at == _NEVER:
             counts[OUTCOME] = COMPLETE
@@ -347,5 +364,23 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     counts[OUTCOME] = STOPPED
             return
         counts[NOW] = at
-        _pass_bytes(streams, flows, ops, copies, links, counts)
-        _complete(streams, ops, first, copies, engines, ends, starts, counts, stalls)
+        if links.shape[1]:
+            _pass_bytes(streams, flows, ops, copies, links, counts)
+        _complete(streams, ops, copies, engines, counts, entries)
+
+
+@_machine
+def write_columns(entries: Any, order: Any, labels: Any, columns: Any) -> None:
+    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`."""
+    for n in range(columns.shape[1]):
+        e = order[n]
+        row, cause = entries[e, ROW], entries[e, CAUSE]
+        columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
+        columns[7, n] = entries[e, IN_ITERATION]
+        if cause == _WORK:
+            columns[1, n], columns[2, n], columns[5, n] = labels[row, KIND], labels[row, NAME], labels[row, SIZE]
+            columns[6, n], columns[8, n] = -1, labels[row, RESOURCE]
+        else:
+            columns[1, n], columns[5, n], columns[8, n] = labels[row, WAIT], 0, labels[row, WAITED]
+            columns[2, n] = -1 if cause == _NOBODY else labels[cause, REASON]
+            columns[6, n] = -1 if cause == _NOBODY else labels[cause, STREAM]

@@ -13,8 +13,8 @@ from simgpu.compiling import compiled
 _memory = partial(compiled, _nrt=False)
 
 # Columns of memories: limit, bytes in use without and with padding, the most with padding, whether it has addresses,
-# the number of holes, the place of the next entry in the log.
-LIMIT, LIVE, USED, HIGH, ADDRESSED, HOLES, LOGGED = range(7)
+# the number of holes, the place of the next entry in the log, bytes of buddy memory that its blocks own, the most.
+LIMIT, LIVE, USED, HIGH, ADDRESSED, HOLES, LOGGED, CARVED, BUDDY_PEAK = range(9)
 
 
 @_memory
@@ -100,7 +100,7 @@ def _vacate(memory: Any, m: Any, start: Any, size: Any, holes: Any) -> None:
 
 @_memory
 def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
-    """Acquire request r (live, used, first piece, end of pieces), all or nothing; whether it fitted."""
+    """Acquire request r (live, used, first piece, end of pieces, carved), all or nothing; whether it fitted."""
     live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 2], requests[r, 3]
     if not memory[m, ADDRESSED]:
         if memory[m, USED] + used > memory[m, LIMIT]:
@@ -121,6 +121,8 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
         memory[m, HIGH] = high
     memory[m, LIVE] += live
     memory[m, USED] += used
+    memory[m, CARVED] += requests[r, 4]
+    memory[m, BUDDY_PEAK] = max(memory[m, BUDDY_PEAK], memory[m, CARVED])
     return True
 
 
@@ -136,4 +138,5 @@ def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
             addresses[m, pieces[p, 0]] = -1
     memory[m, LIVE] -= requests[r, 0]
     memory[m, USED] -= requests[r, 1]
+    memory[m, CARVED] -= requests[r, 4]
     return True

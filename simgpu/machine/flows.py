@@ -8,7 +8,8 @@ exactly the time of `simgpu.memory.transfer`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import simpy
 
@@ -52,36 +53,43 @@ def max_min_rates(paths: Sequence[tuple[str, ...]], caps: Sequence[int], capacit
 class Flow:
     """Bytes in transfer; `remaining` counts billionths of a byte, so that progress at any integer rate is exact.
 
-    cap: returns the flow's own limit, bytes per second; called whenever rates are computed.
+    cap: returns the flow's own limit, bytes per second; called whenever rates are computed. passed: succeeds when the
+    last byte has arrived. timer: the timeout that ends it at its present rate; earlier ones are outdated.
     """
 
     path: tuple[str, ...]
     cap: Callable[[], int]
     remaining: int
-    done: Callable[[], None]
+    passed: simpy.Event
     rate: int = 0
-    timer: int = 0
+    timer: simpy.Event | None = None
 
 
-@dataclass(slots=True, eq=False)
 class FlowNetwork:
     """The active flows over links of given capacity (bytes per second).
 
-    settled: called after every event of the network, even an outdated timer of a flow whose rate has changed since,
-    because the simulator waits for the last event of an instant.
+    >>> env = simpy.Environment(initial_time=0)
+    >>> network = FlowNetwork(env, {"link": 2 * 10**9})
+    >>> both = network.send(("link",), 10) & network.send(("link",), 30)
+    >>> env.run(both) and env.now
+    20
     """
 
-    env: simpy.Environment
-    capacities: Mapping[str, int]
-    settled: Callable[[], None]
-    flows: list[Flow] = field(default_factory=list)
-    last: int = 0
+    def __init__(self, env: simpy.Environment, capacities: Mapping[str, int]) -> None:
+        self.env = env
+        self.capacities = capacities
+        self.flows: list[Flow] = []
+        self.last = 0
 
-    def start(self, path: tuple[str, ...], cap: Callable[[], int], size: int, done: Callable[[], None]) -> None:
-        """Send `size` bytes; `done` is called when the last one has arrived."""
+    def send(self, path: tuple[str, ...], size: int, cap: Callable[[], int] | None = None) -> simpy.Event:
+        """Send `size` bytes; the event succeeds when the last one has arrived. cap: as in `Flow`, None for the rate of
+        the path."""
+        limit = min(self.capacities[link] for link in path)
         self._progress()
-        self.flows.append(Flow(path, cap, size * NANO, done))
+        flow = Flow(path, cap or (lambda: limit), size * NANO, self.env.event())
+        self.flows.append(flow)
         self._set_rates()
+        return flow.passed
 
     def update_rates(self) -> None:
         """Some flow's own limit has changed."""
@@ -102,23 +110,19 @@ class FlowNetwork:
             rates[0] = 1
         for flow, rate in zip(self.flows, rates, strict=True):
             if rate != flow.rate:
-                flow.rate = rate
-                flow.timer += 1
+                flow.rate, flow.timer = rate, None
                 if rate:
-                    timeout = self.env.timeout(-(-max(flow.remaining, 0) // rate))
-                    timeout.callbacks.append(self._expiry(flow, flow.timer))
+                    flow.timer = self.env.timeout(-(-max(flow.remaining, 0) // rate))
+                    flow.timer.callbacks.append(partial(self._end, flow))
 
-    def _expiry(self, flow: Flow, timer: int) -> Callable[[simpy.Event], None]:
-        def expire(_: simpy.Event) -> None:
-            if flow.timer == timer:
-                self._progress()
-                self.flows.remove(flow)
-                if self.flows:
-                    self._set_rates()
-                flow.done()
-            self.settled()
-
-        return expire
+    def _end(self, flow: Flow, timer: simpy.Event) -> None:
+        if flow.timer is not timer:
+            return
+        self._progress()
+        self.flows.remove(flow)
+        if self.flows:
+            self._set_rates()
+        flow.passed.succeed()
 
 
 #: Names of the links that a copy passes, in the order from GPU to host.

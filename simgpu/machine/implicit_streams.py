@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.code import COPY_D2H, COPY_H2D, WORK, memory_wait
-from simgpu.machine.stream import Stream, TimedMemory
+from simgpu.machine.containers import Container
+from simgpu.machine.log import Entry
+from simgpu.machine.simulator import KernelStep, Step, Stream
 from simgpu.memory.paged import Parts
+from simgpu.program.instructions import DEVICE, HOST
 from simgpu.timeline.model import SpanKind
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import OWN_ENGINES, StreamId
+
+#: What the log of such a run names: the memories, and the engines of the GPU's own link.
+RESOURCES = (DEVICE, HOST, *OWN_ENGINES)
 
 
 def with_implicit_streams(streams: Sequence[StreamId]) -> tuple[StreamId, ...]:
@@ -26,60 +31,53 @@ def with_implicit_streams(streams: Sequence[StreamId]) -> tuple[StreamId, ...]:
 
 
 class ImplicitStreams:
-    """Records what happens on implicit streams. streams: all of the run, see `with_implicit_streams`.
+    """Notes what happens on implicit streams. streams: all of the run, see `with_implicit_streams`."""
 
-    rows: for the timeline, eight numbers each: stream, kind or `memory_wait`, work as in `StreamCode.works`, begin,
-    end, bytes, cause, iteration. The first memory is the GPU's.
-    """
-
-    def __init__(self, streams: tuple[StreamId, ...]) -> None:
+    def __init__(self, streams: tuple[StreamId, ...], graph: TaskGraph) -> None:
         self.streams = streams
+        self.first_block = len(graph.kernels)
         rank = {stream: place for place, stream in enumerate(streams)}
         self.copies_of = {
-            rank[stream]: {
-                COPY_D2H: rank[stream._replace(role="d2h")],
-                COPY_H2D: rank[stream._replace(role="h2d")],
-            }
+            rank[stream]: {engine: rank[stream._replace(role=engine)] for engine in OWN_ENGINES}
             for stream in streams
             if stream.role == "compute"
         }
-        self.rows: list[int] = []
 
-    def copies(self, stream: Stream, kind: int, parts: Parts, begin: int, end: int) -> None:
-        """Record copies of blocks for a kernel, one after the other, from begin to end."""
-        rank, iteration = self.copies_of[stream.rank][kind], stream.iteration
+    def copies(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
+        """Note copies of blocks for a kernel, one after the other, from begin to end."""
+        rank = self.copies_of[stream.rank][engine]
+        resource = RESOURCES.index(engine)
         total = sum(size for _, size in parts)
         at = begin
         for (b, size), passed in zip(parts, accumulate(size for _, size in parts), strict=True):
-            until = begin + (end - begin) * passed // total
-            self.rows += (rank, kind, kind + WORK * b, at, until, size, -1, iteration)
+            until, name = begin + (end - begin) * passed // total, self.first_block + b
+            stream.entries.append(Entry(rank, SpanKind.COPY, name, at, until, size, -1, stream.iteration, resource))
             at = until
 
-    def stall(self, stream: Stream, begin: int, end: int, b: int, kind: int | None = None) -> None:
-        """Record the wait of a kernel for block b: for a copy of this kind, or for memory if it is None."""
+    def stall(self, stream: Stream, begin: int, end: int, b: int, engine: str = "") -> None:
+        """Note the wait of a kernel for block b: for a copy by this engine, or for memory if it names none."""
         if begin == end:
             return
-        what, cause = memory_wait(0), -1
-        if kind is not None:
-            what, cause = int(SpanKind.STALL_EVENT), self.copies_of[stream.rank][kind]
-        self.rows += (stream.rank, what, COPY_H2D + WORK * b, begin, end, 0, cause, stream.iteration)
+        kind, cause, resource = SpanKind.STALL_MEMORY, -1, RESOURCES.index(DEVICE)
+        if engine:
+            kind, cause, resource = SpanKind.STALL_EVENT, self.copies_of[stream.rank][engine], -1
+        name = self.first_block + b
+        stream.entries.append(Entry(stream.rank, kind, name, begin, end, 0, cause, stream.iteration, resource))
 
 
-class ResidencyDriver(Protocol):
+class Residency(Protocol):
     """Runs the kernels of a program that does not move its blocks.
 
     graph: as the machine runs it. memory: the GPU's; host: the host's. implicit: shows what is copied for kernels.
-    settled: to be set; called after every event that is not a stream's.
     """
 
     graph: TaskGraph
-    memory: TimedMemory
-    host: TimedMemory
+    memory: Container
+    host: Container
     implicit: ImplicitStreams
-    settled: Callable[[], None]
 
-    def launch(self, kernel: int) -> Callable[[Any, Any], None]:
-        """The function that starts a kernel, given its stream and copy engines."""
+    def step(self, kernel: KernelStep) -> Step:
+        """The step of a kernel."""
         ...
 
     def notes(self, iteration: int) -> tuple[str, ...]:

@@ -8,85 +8,36 @@ after the other, first in, first out; memory is reallocated when a batch begins 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 
-import numpy as np
 import simpy
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_D2H, COPY_H2D
+from simgpu.machine.containers import Container
 from simgpu.machine.implicit_streams import ImplicitStreams
+from simgpu.machine.instants import InstantOrder, InstantPhase
 from simgpu.machine.page_accesses import block_accesses, page_accesses
-from simgpu.machine.stream import Stream, TimedMemory, unset
+from simgpu.machine.simulator import Events, KernelStep, Step, Stream
 from simgpu.memory.paged import Batch, BatchTooLargeError, PagedPool, Reclaim
-from simgpu.memory.pool import CountingPool, Pool
+from simgpu.memory.pool import CountingPool
 from simgpu.memory.transfer import copy_ns
+from simgpu.program.instructions import DEVICE, HOST
 from simgpu.program.paging import Paged
-from simgpu.timeline.model import MemoryCurve
-
-
-class _Levels(list[int]):
-    """Bytes in use after each change; the appended numbers are ignored. live: the same without padding."""
-
-    def __init__(self, memory: PagedMemory) -> None:
-        super().__init__()
-        self.memory = memory
-        self.live: list[int] = []
-
-    def append(self, _: int) -> None:
-        live, used = self.memory.level()
-        super().append(used)
-        self.live.append(live)
-
-
-class PagedMemory(TimedMemory):
-    """A memory whose requests do not determine its use, so that its log contains the levels of use.
-
-    level: bytes in use now, without and with padding.
-    """
-
-    __slots__ = ("level", "levels")
-
-    def __init__(self, name: str, pool: Pool, level: Callable[[], tuple[int, int]]) -> None:
-        super().__init__(name, pool)
-        self.level = level
-        self.changes = self.levels = _Levels(self)
-
-    def note(self, now: int) -> None:
-        """Log the bytes in use, if they have changed."""
-        if not self.levels or self.levels[-1] != self.level()[1]:
-            self.log(now, 0)
-
-    def curve(self, name: str, gpu: int) -> MemoryCurve:
-        """The use over time, with the memory's name and GPU in the timeline."""
-        times, live, used = (np.array(column, dtype=np.int64) for column in (self.times, self.levels.live, self.levels))
-        return MemoryCurve(times, live, used, self.pool.capacity, name, gpu)
-
-
-@dataclass(slots=True, eq=False)
-class _Kernel:
-    """A kernel that accesses its pages. batch: the faults it waits for; since: when its wait began."""
-
-    stream: Stream
-    number: int
-    batches: Iterator[Batch]
-    batch: Batch = field(default_factory=dict)
-    since: int = 0
+from simgpu.timeline.streams import OWN_ENGINES
 
 
 class PageFaults:
-    """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.ResidencyDriver`.
+    """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.Residency`.
 
-    counts: batches and pages by iteration.
+    server: serves one batch at a time. counts: batches and pages by iteration.
     """
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: InstantOrder,
         graph: TaskGraph,
         node: NodeSpec,
         how: Paged,
@@ -98,7 +49,6 @@ class PageFaults:
         self.graph = graph
         self.how = how
         self.implicit = implicit
-        self.settled: Callable[[], None] = unset
         self.pages = PagedPool(
             graph.sizes,
             capacity,
@@ -109,11 +59,9 @@ class PageFaults:
             write_back_clean=how.write_back_clean,
             reclaim=reclaim,
         )
-        pages = self.pages
-        self.device = PagedMemory("device", pages, lambda: (pages.live, pages.used))
-        self.host_only = PagedMemory("host", CountingPool(None), lambda: (pages.host_only, pages.host_only))
-        self.memory: TimedMemory = self.device
-        self.host: TimedMemory = self.host_only
+        self.memory = Container(DEVICE, self.pages)
+        # What is only on the host: `note` sets its bytes.
+        self.host = Container(HOST, CountingPool(None))
         link_rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
         self.rates = (
             link_rates
@@ -122,17 +70,12 @@ class PageFaults:
         )
         self.latency_ns = node.link.latency_ns
         self.accesses = block_accesses(graph)
-        self.queue: deque[_Kernel] = deque()
-        self.busy = False
+        self.server = simpy.Resource(env)
         self.counts: dict[int, tuple[int, int]] = {}
 
-    def launch(self, kernel: int) -> Callable[[Stream, object], None]:
-        """The function that starts a kernel."""
-
-        def begin(stream: Stream, _: object) -> None:
-            self._continue(_Kernel(stream, kernel, self.pages.access(page_accesses(self.accesses[kernel], self.pages))))
-
-        return begin
+    def step(self, kernel: KernelStep) -> Step:
+        """The step of a kernel."""
+        return _FaultingKernelStep(self, kernel)
 
     def notes(self, iteration: int) -> tuple[str, ...]:
         """Notes on an iteration."""
@@ -141,81 +84,70 @@ class PageFaults:
             return ()
         return (f"{pages:,} page faults in {batches:,} batches in the last iteration",)
 
-    def _note(self) -> None:
-        now = int(self.env.now)
-        self.device.note(now)
-        self.host_only.note(now)
+    def note(self) -> None:
+        """Log the bytes in use, if they have changed."""
+        host = self.host.pool
+        host.live = host.used = self.pages.host_only
+        for memory in (self.memory, self.host):
+            if not memory.used or memory.used[-1] != memory.pool.used:
+                memory.log(self.env.instant)
 
-    def _continue(self, kernel: _Kernel) -> None:
-        """The kernel accesses pages until it must wait for some, or computes after all accesses."""
-        now = int(self.env.now)
-        batch = next(kernel.batches, None)
-        self._note()
-        if batch is None:
-            kernel.stream.starts.append(now)
-            kernel.stream.arm(self.graph.durations[kernel.number])
-            return
-        kernel.batch, kernel.since = batch, now
-        self.queue.append(kernel)
-        if not self.busy:
-            self.busy = True
-            self._serve()
-
-    def _serve(self) -> None:
-        """Begin to serve the next batch in the queue; batches that take no time end at once."""
-        while self.queue:
-            kernel = self.queue.popleft()
-            duration = self._move(kernel)
-            if duration:
-                self.env.timeout(duration).callbacks.append(self._arrival(kernel))
-                return
-            self._arrived(kernel)
-        self.busy = False
-
-    def _arrival(self, kernel: _Kernel) -> Callable[[simpy.Event], None]:
-        def arrive(_: simpy.Event) -> None:
-            self._arrived(kernel)
-            self._serve()
-            self.settled()
-
-        return arrive
-
-    def _arrived(self, kernel: _Kernel) -> None:
-        self.pages.arrive(kernel.batch)
-        self._continue(kernel)
-
-    def _move(self, kernel: _Kernel) -> int:
-        """Begin to serve a batch; returns how long it takes, 0 if other kernels have fetched all of its pages."""
-        now, pages, stream = int(self.env.now), self.pages, kernel.stream
-        missing = next(iter(kernel.batch)).block
+    def serve(self, stream: Stream, k: int, batch: Batch, since: int) -> int:
+        """Begin to serve a batch that a kernel has waited for; returns how long that takes, 0 if other kernels have
+        fetched all of its pages."""
+        now, pages = self.env.instant, self.pages
+        missing = next(iter(batch)).block
         try:
-            evicted, fetched = pages.serve(kernel.batch)
+            evicted, fetched = pages.serve(batch)
         except BatchTooLargeError as error:
-            raise self._out_of_memory(kernel, error.need) from None
-        if not kernel.batch:
-            self.implicit.stall(stream, kernel.since, now, missing)
+            raise self._out_of_memory(k, batch, error.need) from None
+        if not batch:
+            self.implicit.stall(stream, since, now, missing)
             return 0
-        self._note()
+        self.note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
-        faults += sum(absent.bit_count() for absent, _ in kernel.batch.values())
+        faults += sum(absent.bit_count() for absent, _ in batch.values())
         self.counts[stream.iteration] = batches + 1, faults
         at = now + self.how.fault_latency_ns
-        self.implicit.stall(stream, kernel.since, at, missing)
-        for kind, parts, rate in ((COPY_D2H, evicted, self.rates[0]), (COPY_H2D, fetched, self.rates[1])):
+        self.implicit.stall(stream, since, at, missing)
+        for engine, parts, rate in zip(OWN_ENGINES, (evicted, fetched), self.rates, strict=True):
             if parts:
                 end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
-                self.implicit.copies(stream, kind, parts, at, end)
-                self.implicit.stall(stream, at, end, missing, kind)
+                self.implicit.copies(stream, engine, parts, at, end)
+                self.implicit.stall(stream, at, end, missing, engine)
                 at = end
         return at - now
 
-    def _out_of_memory(self, running: _Kernel, need: int) -> OutOfMemoryError:
+    def _out_of_memory(self, k: int, batch: Batch, need: int) -> OutOfMemoryError:
         graph, pages = self.graph, self.pages
-        kernel = graph.kernels[running.number]
+        kernel = graph.kernels[k]
         what = f"a batch of faults of kernel {kernel.id} ({kernel.op})"
         missing: Counter[str] = Counter()
-        for chunk, (absent, _) in running.batch.items():
+        for chunk, (absent, _) in batch.items():
             missing[graph.blocks[chunk.block].id] += pages.bytes_of(chunk, absent)
         largest = tuple(sorted(missing.items(), key=lambda part: (-part[1], part[0])))
         free, limit = pages.limit - pages.used, pages.limit
         return OutOfMemoryError(what, self.memory.name, need, free, free, limit, int(self.env.now), largest, kernel.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _FaultingKernelStep:
+    """Run a kernel after all of its accesses."""
+
+    faults: PageFaults
+    kernel: KernelStep
+
+    def perform(self, stream: Stream) -> Events:
+        yield stream.turn(InstantPhase.START)
+        faults, k = self.faults, self.kernel.name
+        for batch in faults.pages.access(page_accesses(faults.accesses[k], faults.pages)):
+            faults.note()
+            since = stream.env.instant
+            with faults.server.request() as server:
+                yield server
+                duration = faults.serve(stream, k, batch, since)
+                if duration:
+                    yield stream.env.timeout(duration)
+                faults.pages.arrive(batch)
+        faults.note()
+        yield from self.kernel.perform(stream)

@@ -7,94 +7,79 @@ once, or as the trace's access patterns say. In the timeline a kernel's stall co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-
-import simpy
 
 from simgpu.compression.codecs.entries import SECTOR_BYTES
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.code import COPY_D2H, COPY_H2D
+from simgpu.machine.containers import Container
 from simgpu.machine.flows import FlowNetwork, single_paths
 from simgpu.machine.implicit_streams import ImplicitStreams
-from simgpu.machine.stream import Stream, TimedMemory, unset
+from simgpu.machine.instants import InstantOrder, InstantPhase
+from simgpu.machine.simulator import Events, KernelStep, Step, Stream
 from simgpu.memory.paged import Parts
 from simgpu.memory.pool import CountingPool
-
-
-@dataclass(slots=True, eq=False)
-class _Kernel:
-    """A running kernel. open: how many of its duration and its two flows have not ended."""
-
-    stream: Stream
-    number: int
-    began: int
-    open: int
+from simgpu.program.instructions import DEVICE, HOST
+from simgpu.timeline.streams import OWN_ENGINES
 
 
 class RemoteAccess:
-    """Runs kernels that access host memory, as a `simgpu.machine.implicit_streams.ResidencyDriver`."""
+    """Runs kernels that access host memory, as a `simgpu.machine.implicit_streams.Residency`."""
 
     def __init__(
-        self, env: simpy.Environment, graph: TaskGraph, node: NodeSpec, implicit: ImplicitStreams, capacity: int | None
+        self, env: InstantOrder, graph: TaskGraph, node: NodeSpec, implicit: ImplicitStreams, capacity: int | None
     ) -> None:
-        self.env = env
         # Blocks in host memory have their own size, not that of a compressed copy.
         self.graph = replace(graph, copy_sizes=graph.sizes)
-        self.memory = TimedMemory("device", CountingPool(capacity))
-        self.host = TimedMemory("host", CountingPool(node.host.pinned_memory))
+        self.memory = Container(DEVICE, CountingPool(capacity))
+        self.host = Container(HOST, CountingPool(node.host.pinned_memory))
         self.implicit = implicit
-        self.settled: Callable[[], None] = unset
-        self.link = node.link
-        capacities, ((out, back),) = single_paths(node, others=True)
-        self.paths = {COPY_D2H: out, COPY_H2D: back}
-        self.rates = {COPY_D2H: node.link.d2h_bandwidth, COPY_H2D: node.link.h2d_bandwidth}
-        self.flows = FlowNetwork(env, capacities, lambda: self.settled())
-        self.traffic = [traffic_of(graph, k) for k in range(len(graph.kernels))]
+        self.latency = node.link.latency_ns
+        capacities, (paths,) = single_paths(node, others=True)
+        rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
+        self.ways = dict(zip(OWN_ENGINES, zip(paths, rates, strict=True), strict=True))
+        self.flows = FlowNetwork(env, capacities)
 
-    def launch(self, kernel: int) -> Callable[[Stream, object], None]:
-        """The function that starts a kernel."""
-        return lambda stream, _: self._begin(stream, kernel)
+    def step(self, kernel: KernelStep) -> Step:
+        """The step of a kernel."""
+        read, written = traffic_of(self.graph, kernel.name)
+        parts = dict(zip(OWN_ENGINES, (written, read), strict=True))
+        return _RemoteKernelStep(self, kernel, {engine: each for engine, each in parts.items() if each})
 
     def notes(self, iteration: int) -> tuple[str, ...]:
         """No notes."""
         return ()
 
-    def _begin(self, stream: Stream, k: int) -> None:
-        read, written = self.traffic[k]
-        kernel = _Kernel(stream, k, int(self.env.now), 1 + bool(read) + bool(written))
-        self._after(self.graph.durations[k], partial(self._part_ended, kernel))
-        for kind, parts in ((COPY_D2H, written), (COPY_H2D, read)):
-            if parts:
-                self._after(self.link.latency_ns, partial(self._send, kernel, kind, parts))
 
-    def _after(self, delay: int, then: Callable[[], None]) -> None:
-        def fire(_: simpy.Event) -> None:
-            then()
-            self.settled()
+@dataclass(frozen=True, slots=True)
+class _RemoteKernelStep:
+    """Run a kernel and pass its traffic at the same time. parts: what each engine passes."""
 
-        self.env.timeout(delay).callbacks.append(fire)
+    remote: RemoteAccess
+    kernel: KernelStep
+    parts: dict[str, Parts]
 
-    def _send(self, kernel: _Kernel, kind: int, parts: Parts) -> None:
-        rate = self.rates[kind]
-        size = sum(size for _, size in parts)
-        self.flows.start(self.paths[kind], lambda: rate, size, partial(self._transferred, kernel, kind, parts))
+    def perform(self, stream: Stream) -> Events:
+        yield stream.turn(InstantPhase.START)
+        env, since, duration = stream.env, stream.env.instant, self.kernel.duration
+        ends: dict[str, int] = {}
+        traffic = [env.process(self._pass(env, engine, ends)) for engine in self.parts]
+        yield env.timeout(duration) & env.all_of(traffic)
+        yield stream.turn(InstantPhase.END)
+        computing, implicit = env.instant - duration, self.remote.implicit
+        for engine, parts in self.parts.items():
+            implicit.copies(stream, engine, parts, since, ends[engine])
+        if ends:
+            last = max(ends, key=lambda engine: (ends[engine], OWN_ENGINES.index(engine)))
+            implicit.stall(stream, since, computing, self.parts[last][0][0], last)
+        stream.worked(self.kernel.kind, self.kernel.name, computing)
 
-    def _transferred(self, kernel: _Kernel, kind: int, parts: Parts) -> None:
-        now = int(self.env.now)
-        self.implicit.copies(kernel.stream, kind, parts, kernel.began, now)
-        computing = now - self.graph.durations[kernel.number]
-        if kernel.open == 1:
-            self.implicit.stall(kernel.stream, kernel.began, computing, parts[0][0], kind)
-        self._part_ended(kernel)
-
-    def _part_ended(self, kernel: _Kernel) -> None:
-        kernel.open -= 1
-        if not kernel.open:
-            kernel.stream.starts.append(int(self.env.now) - self.graph.durations[kernel.number])
-            kernel.stream.fire()
+    def _pass(self, env: InstantOrder, engine: str, ends: dict[str, int]) -> Events:
+        """Pass what one engine passes, and note when its last byte has arrived."""
+        path, rate = self.remote.ways[engine]
+        yield env.timeout(self.remote.latency)
+        yield self.remote.flows.send(path, sum(size for _, size in self.parts[engine]), lambda: rate)
+        ends[engine] = env.instant
 
 
 def traffic_of(graph: TaskGraph, k: int) -> tuple[Parts, Parts]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import simpy
 
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.arrays import CompiledRun, Engine, is_chosen, run_compiled, why_not
 from simgpu.machine.buddy import shared_link
-from simgpu.machine.implicit_streams import ImplicitStreams, ResidencyDriver, with_implicit_streams
+from simgpu.machine.compiled_engine import Engine, is_chosen, run_compiled
+from simgpu.machine.containers import BlockRequest, Container, Memories
+from simgpu.machine.dram import dram_demands
+from simgpu.machine.engines import Engines
+from simgpu.machine.implicit_streams import ImplicitStreams, Residency, with_implicit_streams
+from simgpu.machine.instants import InstantOrder
+from simgpu.machine.log import Ran, timeline_of
 from simgpu.machine.paged import PageFaults
-from simgpu.machine.record import timeline_of
 from simgpu.machine.remote import RemoteAccess
 from simgpu.machine.simulator import Simulator
-from simgpu.machine.stream import Memories, Stream, TimedMemory
-from simgpu.machine.translate import dram_demands, translate
+from simgpu.machine.steps import streams_of
+from simgpu.machine.stopped import StoppedRun, largest_first
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.paged import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
@@ -27,19 +28,12 @@ from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.instructions import (
     DEVICE,
     HOST,
-    WORK,
-    Acquire,
-    Decode,
-    Encode,
     InitialContents,
-    Instruction,
-    Launch,
     Program,
-    Release,
 )
 from simgpu.program.paging import Paged
 from simgpu.timeline.model import Timeline
-from simgpu.timeline.streams import StreamId
+from simgpu.timeline.streams import engine as engine_name
 
 #: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
 LONGEST = 2**59
@@ -99,55 +93,94 @@ def run_program(
     (12, 24, 36)
     """
     checked = checked or check_program(program, graph, node)
-    graph = checked.graph
+    if program.gpus > node.gpus:
+        raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
-    gpus = program.gpus
-    if gpus > node.gpus:
-        raise ProgramError(f"the program uses {gpus} GPUs, and node {node.name} has {node.gpus}")
-    env = simpy.Environment(initial_time=0)
-    cdma = node.gpu.cdma
-    demands = None if cdma is None else dram_demands(graph, cdma)
-    driver = _residency_driver(program, graph, node, env, limit, reclaim)
-    if driver is None:
-        memories = _memories(node, gpus, checked.memories, limit, pool)
-        code = translate(program, graph, node, memories, demands, shared_link(program, graph, node))
-    else:
-        graph, memories = driver.graph, Memories([driver.memory], {HOST: driver.host})
-        code = translate(program, graph, node, memories, driver=driver, streams=driver.implicit.streams)
-    simulator = Simulator(env, code, node, memories, iterations)
-    if driver:
-        driver.settled = simulator.settle_if_last
-    for each in program.initial_contents:
-        _allocate_initial(each, graph, memories)
-    ran: Simulator | CompiledRun | None = None
-    reason = why_not(code)
-    if not reason and is_chosen(engine, code, iterations):
-        ran = run_compiled(code, simulator.engines, memories, iterations)
+    machine = _Machine(checked, node, limit, POOLS[pool], reclaim)
+    ran: Ran | None = None
+    notes: tuple[str, ...] = ()
+    reason = machine.why_not_compiled
+    if not reason and is_chosen(engine, program, iterations):
+        ran = run_compiled(checked, node, machine.engines, machine.memories, iterations)
         reason = "its times or sizes are too large for 64 bits"
     if ran is None:
-        ran = simulator
-        _run_to_the_end(simulator, program, graph)
-    timeline = timeline_of(ran, graph, driver.implicit.rows if driver else ())
-    retired = iterations * sum(
-        len(code) * segment.repeat for segment in program.segments for code in segment.streams.values()
-    )
-    high_water = ran.high_water
-    notes = driver.notes(iterations - 1) if driver else ()
-    if engine == "compiled" and ran is simulator:
-        notes = (*notes, f"ran on SimPy, because the compiled engine does not have this: {reason}")
-    carved = max(memory.buddy_peak() for memory in memories.devices)
-    _check_carve_out(carved, node)
-    return MachineRun(timeline, _steady(timeline, ran), high_water, retired, notes=notes, buddy_peak=carved)
+        ran, notes = machine.simulated(iterations)
+        if engine == "compiled":
+            notes = (*notes, f"ran on SimPy, because the compiled engine does not have this: {reason}")
+    _check_carve_out(ran.buddy_peak, node)
+    timeline = timeline_of(ran, machine.graph, machine.streams, machine.resources, iterations)
+    retired = iterations * sum(sum(map(len, each.streams.values())) * each.repeat for each in program.segments)
+    return MachineRun(timeline, _steady(timeline, ran), ran.high_water, retired, ran.buddy_peak, notes)
 
 
-def _run_to_the_end(simulator: Simulator, program: Program, graph: TaskGraph) -> None:
-    """Run the simulator; raise the error of a run that stops before all streams have finished."""
-    simulator.run()
-    if simulator.env.now > LONGEST:
-        what = "the simulated time passes 18 years, more than a timeline's columns can hold"
-        raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
-    if not all(stream.finished for stream in simulator.streams):
-        raise _StoppedRun(simulator, program, graph).error()
+class _Machine:
+    """A node with a checked program in it: its memories with what they hold at the start, and its copy engines.
+
+    graph: as the machine runs it. streams: the program's, and those that only show something. resources: what the log
+    names.
+    """
+
+    def __init__(
+        self,
+        checked: CheckedProgram,
+        node: NodeSpec,
+        limit: int | None,
+        pool: Callable[[int | None, int], Pool],
+        reclaim: Reclaim,
+    ) -> None:
+        program = self.program = checked.program
+        graph = self.graph = checked.graph
+        self.node = node
+        residency, cdma = program.residency, node.gpu.cdma
+        self.demands = None if cdma is None else dram_demands(graph, cdma)
+        self.shared = shared_link(program, graph, node)
+        self.streams = program.streams if residency is None else with_implicit_streams(program.streams)
+        self.env = InstantOrder(len(self.streams))
+        linked = self.shared is not None
+        self.engines = Engines(self.env, node, program.gpus, demands_vary=self.demands is not None, buddy_flows=linked)
+        self.residency = _residency(program, graph, node, self.env, limit, reclaim)
+        if self.residency is None:
+            self.memories = _memories(node, program.gpus, checked.memories, limit, pool)
+        else:
+            self.graph = self.residency.graph
+            self.memories = Memories([self.residency.memory], {HOST: self.residency.host})
+        ways = [way for link in node.links for way in (link.ends, (link.ends[1], link.ends[0]))]
+        self.resources = (*self.memories.names, *(engine_name(*way) for way in ways))
+        for each in program.initial_contents:
+            _allocate_initial(each, self.graph, self.memories)
+
+    @property
+    def why_not_compiled(self) -> str:
+        """Why the compiled engine cannot run the program; empty if it can."""
+        if self.residency is not None:
+            return "its kernels access host memory"
+        if self.demands is not None:
+            return "kernels slow down its compressed copies"
+        return "" if self.shared is None else "kernels share the link to buddy memory"
+
+    def simulated(self, iterations: int) -> tuple[Ran, tuple[str, ...]]:
+        """Run on SimPy; notes on the last iteration. Raises the error of a run that stops before all streams have
+        finished."""
+        streams = streams_of(
+            self.env,
+            self.program,
+            self.graph,
+            self.node,
+            self.streams,
+            self.memories,
+            self.engines,
+            demands=self.demands,
+            shared=self.shared,
+            residency=self.residency,
+        )
+        simulator = Simulator(self.env, streams, self.memories, iterations)
+        finished = simulator.run()
+        if self.env.instant > LONGEST:
+            what = "the simulated time passes 18 years, more than a timeline's columns can hold"
+            raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
+        if not finished:
+            raise StoppedRun(simulator, self.program, self.graph).error()
+        return simulator.ran, self.residency.notes(iterations - 1) if self.residency else ()
 
 
 def _check_carve_out(carved: int, node: NodeSpec) -> None:
@@ -158,14 +191,16 @@ def _check_carve_out(carved: int, node: NodeSpec) -> None:
         raise OutOfMemoryError("what is allocated as compressed", "buddy", carved, size, size, size, 0)
 
 
-def _memories(node: NodeSpec, gpus: int, used: Sequence[str], limit: int | None, pool: str) -> Memories:
+def _memories(
+    node: NodeSpec, gpus: int, used: Sequence[str], limit: int | None, pool: Callable[[int | None, int], Pool]
+) -> Memories:
     """The memories that a program uses; those of the GPUs have the run's budget and pool."""
     devices = [
-        TimedMemory(DEVICE if gpus == 1 else f"GPU {gpu}'s device", POOLS[pool](limit, node.gpu.alignment))
+        Container(DEVICE if gpus == 1 else f"GPU {gpu}'s device", pool(limit, node.gpu.alignment))
         for gpu in range(gpus)
     ]
     shared = {
-        memory.name: TimedMemory(memory.name, POOLS[memory.allocator](memory.capacity, memory.alignment))
+        memory.name: Container(memory.name, POOLS[memory.allocator](memory.capacity, memory.alignment))
         for memory in node.memories
         if memory.name != DEVICE and memory.name in used
     }
@@ -176,25 +211,24 @@ def _allocate_initial(contents: InitialContents, graph: TaskGraph, memories: Mem
     blocks, sizes = contents.blocks, graph.sizes_in(contents.memory)
     memory = memories.of(contents.gpu, contents.memory)
     request = memory.pool.prepare(blocks, [sizes[b] for b in blocks])
-    if not memory.pool.acquire(request):
-        largest = _largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
+    carved = graph.compressed.carved_by(blocks) if graph.compressed and contents.memory == DEVICE else 0
+    if not memory.acquire(BlockRequest(request, carved), 0):
+        largest = largest_first((graph.blocks[b].id, sizes[b]) for b in blocks)
         capacity = memory.pool.capacity or 0
         what = "what is persistent, before the first kernel,"
         hole = memory.pool.largest_hole
         raise OutOfMemoryError(what, memory.name, request[1], capacity, hole, capacity, 0, largest)
-    carved = graph.compressed.carved_by(blocks) if graph.compressed and contents.memory == DEVICE else 0
-    memory.log(0, memory.number(request, carved))
 
 
-def _residency_driver(
+def _residency(
     program: Program,
     graph: TaskGraph,
     node: NodeSpec,
-    env: simpy.Environment,
+    env: InstantOrder,
     capacity: int | None,
     reclaim: Reclaim,
-) -> ResidencyDriver | None:
-    """The driver of kernels of a program that does not move its blocks, None if it moves them.
+) -> Residency | None:
+    """What runs the kernels of a program that does not move its blocks, None if it moves them.
 
     Raises `ProgramError` for several GPUs.
     """
@@ -202,98 +236,16 @@ def _residency_driver(
         return None
     if program.gpus > 1:
         raise ProgramError("a program that does not move its blocks must use one GPU; this one uses several")
-    implicit = ImplicitStreams(with_implicit_streams(program.streams))
+    implicit = ImplicitStreams(with_implicit_streams(program.streams), graph)
     if isinstance(program.residency, Paged):
         return PageFaults(env, graph, node, program.residency, implicit, capacity, reclaim)
     return RemoteAccess(env, graph, node, implicit, capacity)
 
 
-def _steady(timeline: Timeline, simulator: Simulator | CompiledRun) -> bool | None:
+def _steady(timeline: Timeline, ran: Ran) -> bool | None:
     """Whether the last two iterations took the same time and ended with the same pool states."""
-    if simulator.iterations < 2:
+    if len(timeline.iteration_ends_ns) < 2:
         return None
     last, before = timeline.window(-1), timeline.window(-2)
     same_time = last[1] - last[0] == before[1] - before[0]
-    states = [stream.snapshots for stream in simulator.streams if stream.memory is not None]
-    return same_time and all(after == before for *_, before, after in states)
-
-
-@dataclass(frozen=True, slots=True)
-class _StoppedRun:
-    """Explains why a run stopped before all streams had finished."""
-
-    simulator: Simulator
-    program: Program
-    graph: TaskGraph
-
-    def error(self) -> Exception:
-        """The error that names who waits. Later timers are outdated: the run stopped when the last work ended."""
-        streams, memories = self.simulator.streams, self.simulator.memories.all
-        now = max((stream.ends[-1] for stream in streams if stream.ends), default=0)
-        for gpu, memory in enumerate(memories):
-            if memory.waiting:
-                stream = memory.waiting[0]
-                requested, pool = stream.ops[stream.pc][2][1], memory.pool
-                capacity = pool.capacity or 0
-                free, hole, blocks = capacity - pool.used, pool.largest_hole, self._blocks_in(memory)
-                first = next((s for s in streams if self._id(s).gpu == gpu), streams[0])
-                kernel, waiting = self._next_kernel(first), self._next_work(stream)
-                return OutOfMemoryError(waiting, memory.name, requested, free, hole, capacity, now, blocks, kernel)
-        waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
-        return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
-
-    def _id(self, stream: Stream) -> StreamId:
-        return self.simulator.code.streams[stream.rank]
-
-    def _remaining(self, stream: Stream) -> tuple[Instruction, ...]:
-        """The remaining instructions of a stream's segment."""
-        return self.program.segments[stream.segment].streams.get(self._id(stream), ())[stream.pc :]
-
-    def _next_work(self, stream: Stream) -> str:
-        work = next((i for i in self._remaining(stream) if isinstance(i, WORK)), None)
-        if isinstance(work, Launch):
-            kernel = self.graph.kernels[work.kernel]
-            return f"kernel {kernel.id} ({kernel.op})"
-        if work is None:
-            return f"stream {self._id(stream)}"
-        what = "codec" if isinstance(work, Encode | Decode) else "copy"
-        return f"{what} of block {self.graph.blocks[work.block].id} on {self._id(stream)}"
-
-    def _next_kernel(self, stream: Stream) -> str:
-        """The next kernel that a stream would run."""
-        launches = (i for i in self._remaining(stream) if isinstance(i, Launch))
-        return next((self.graph.kernels[launch.kernel].id for launch in launches), "")
-
-    def _blocks_in(self, memory: TimedMemory) -> tuple[tuple[str, int], ...]:
-        """Blocks in this memory, largest first; counted from the instructions that streams have executed."""
-        memories = self.simulator.memories
-        counts: Counter[int] = Counter(
-            b
-            for each in self.program.initial_contents
-            if memories.of(each.gpu, each.memory) is memory
-            for b in each.blocks
-        )
-        for stream in self.simulator.streams:
-            gpu = self._id(stream).gpu
-            for index, segment in enumerate(self.program.segments):
-                done = stream.iteration * segment.repeat + (segment.repeat if index < stream.segment else 0)
-                partial = 0
-                if index == stream.segment:
-                    done += stream.repetition
-                    partial = 0 if stream.finished else stream.pc
-                for position, instruction in enumerate(segment.streams.get(self._id(stream), ())):
-                    if not isinstance(instruction, Acquire | Release):
-                        continue
-                    if memories.of(gpu, instruction.memory) is memory:
-                        times = done + (position < partial)
-                        for b in instruction.blocks:
-                            counts[b] += times if isinstance(instruction, Acquire) else -times
-        sizes = self.graph.sizes if memory in memories.devices else self.graph.copy_sizes
-        return _largest_first(
-            (self.graph.blocks[b].id, sizes[b]) for b, count in counts.items() if count > 0 and sizes[b]
-        )
-
-
-def _largest_first(blocks: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Named sizes, largest first, then by name."""
-    return tuple(sorted(blocks, key=lambda block: (-block[1], block[0])))
+    return same_time and all(after == before for *_, before, after in ran.states)

@@ -31,11 +31,13 @@ Request = tuple[int, int, tuple[Piece, ...], tuple[int, ...] | None]
 class Pool(Protocol):
     """A device memory. A request is prepared once from its blocks and may then be acquired and released many times.
 
-    limit: the capacity, or `UNLIMITED`. live: bytes of blocks; used: the same with the padding of every block.
+    limit: the capacity, or `UNLIMITED`. alignment: bytes every block is rounded up to. live: bytes of blocks; used: the
+    same with the padding of every block.
     """
 
     capacity: int | None
     limit: int
+    alignment: int
     live: int
     used: int
 

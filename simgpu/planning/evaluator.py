@@ -179,7 +179,7 @@ class Evaluator:
     @cached_property
     def _most_relaunches(self) -> int:
         """An upper bound of the relaunches of any placement."""
-        ancestry = Ancestry(self.graph)
+        ancestry = Ancestry.of(self.graph)
         forward = sum(len(writers) for writers in ancestry.writers)
         again = sum(any(option.action is Action.RECOMPUTE for option in own) for own in self.decisions.options)
         return again * forward

@@ -61,7 +61,7 @@ class Decisions:
     @classmethod
     def of(cls, graph: TaskGraph) -> Decisions:
         """Keep, swap and recompute for every feature map that can be recomputed, keep and swap for the others."""
-        maps, ancestry = activations(graph), Ancestry(graph)
+        maps, ancestry = activations(graph), Ancestry.of(graph)
         can = [ancestry.why_not(each.block) is None for each in maps]
         return cls(maps, tuple((KEEP, SWAP, RECOMPUTE) if again else (KEEP, SWAP) for again in can))
 

@@ -115,7 +115,7 @@ def tables_of(
     maps, count = decisions.maps, len(graph.kernels)
     map_of = {each.block: f for f, each in enumerate(maps)}
     acquired, released, resident, host_inputs = _lifetimes(graph, sizes)
-    ancestry = Ancestry(graph)
+    ancestry = Ancestry.of(graph)
     forward = [kernel.phase is Phase.FORWARD for kernel in graph.kernels]
     order = sorted(range(len(maps)), key=lambda f: (maps[f].before, maps[f].after, maps[f].block))
     by_after: defaultdict[int, list[int]] = defaultdict(list)

@@ -165,7 +165,7 @@ class _Checkpointing:
             None if recorded is None else max(recorded, entering.get(b, recorded))
             for b, recorded in enumerate(graph.recorded_releases)
         ]
-        ancestry = Ancestry(graph)
+        ancestry = Ancestry.of(graph)
         skipped: list[int] = []
         for region, saved in self.parts:
             start = min(tensor.before for tensor in saved)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec, is_memory
+from simgpu.program.columns import Columns, ColumnWriter
 from simgpu.program.faults import a_type, bool_fault, int_fault, number_fault, raised, several, shown
 from simgpu.program.instructions import (
     DEVICE,
@@ -44,14 +46,20 @@ _LAUNCHING = ("compute", "host")
 _EXECUTED = 10**8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckedProgram:
     """graph: with the program's transforms applied. signalled: by event, the segment that signals it. memories: those
     that the program uses, device and host first."""
 
+    program: Program
     graph: TaskGraph
     signalled: dict[int, int]
     memories: tuple[str, ...] = (DEVICE, HOST)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The program as columns. Raises `DoubtfulError` for numbers of more than 64 bits."""
+        return ColumnWriter(self.graph, self.memories, (), lambda src, dst: True).columns(self.program)
 
 
 def check_program(program: Program, graph: TaskGraph, node: NodeSpec | None = None) -> CheckedProgram:
@@ -239,9 +247,11 @@ class _Checking:
 
     def checked(self) -> CheckedProgram:
         """What is known of the program. Raises `ProgramError` for all mistakes together."""
-        for index, segment in enumerate(self.program.segments):
-            for stream, code in segment.streams.items():
-                self._stream(index, stream, code)
+        columns = self._columns()
+        if columns is None:
+            for index, segment in enumerate(self.program.segments):
+                for stream, code in segment.streams.items():
+                    self._stream(index, stream, code)
         for event in self.awaited.difference(self.signalled):
             self.mistakes.append((self._first_await(event), f"event {event} is never signalled"))
         self.mistakes.sort(key=lambda mistake: mistake[0])
@@ -250,7 +260,26 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        return CheckedProgram(self.graph, self.signalled, tuple(self.memories))
+        checked = CheckedProgram(self.program, self.graph, self.signalled, tuple(self.memories))
+        if columns is not None:
+            vars(checked)["columns"] = columns
+        return checked
+
+    def _columns(self) -> Columns | None:
+        """The columns of a program whose instructions are certainly right, else None."""
+        of_its_own = self.program.residency is None
+        known = [memory.name for memory in self.node.memories] if self.node is not None and of_its_own else []
+
+        def can_copy(src: str, dst: str) -> bool:
+            return self.node is None or self.node.link_between(src, dst) is not None
+
+        writer = ColumnWriter(self.graph, self.memories, known, can_copy if of_its_own else None)
+        try:
+            columns = writer.columns(self.program)
+        except Exception:  # it is doubtful, or an object in it lacks its fields, or fails when it is looked at
+            return None
+        self.memories, self.signalled = dict.fromkeys(writer.memories), writer.signalled
+        return columns
 
     def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
         checks = self._check

@@ -82,7 +82,7 @@ class _Scheduling:
         deaths: Sequence[Sequence[int]],
     ) -> None:
         self.graph = graph
-        self.ancestry = Ancestry(graph)
+        self.ancestry = Ancestry.of(graph)
         self.births, self.deaths = births, deaths
         self.state = [_State.RELEASED] * len(graph.sizes)
         for b, birth in enumerate(graph.births):

@@ -34,6 +34,7 @@ from simgpu.program.instructions import (
     Initialize,
     Instruction,
     Launch,
+    Location,
     Program,
     Release,
     Section,
@@ -144,28 +145,47 @@ def _blocks(blocks: tuple[int, ...], graph: TaskGraph) -> str:
 
 
 def _line(instruction: Instruction, graph: TaskGraph) -> str:
-    match instruction:
-        case Launch(k, recompute, makes):
-            makes_text = f" for {_blocks(makes, graph)}" if makes else ""
-            return f"{'recompute' if recompute else 'launch'} {graph.kernels[k].id}{makes_text}"
-        case Copy(b, src, dst, into):
-            form = "" if into is None else f" as {graph.blocks[into].id}"
-            return f"copy {graph.blocks[b].id} from {src} to {dst}{form}"
-        case Acquire(blocks, memory, offsets):
-            places = f" at {' '.join(map(str, offsets))}" if offsets is not None else ""
-            return f"acquire{_of(memory)} {_blocks(blocks, graph)}{places}"
-        case Release(blocks, memory):
-            return f"release{_of(memory)} {_blocks(blocks, graph)}"
-        case Initialize(blocks, memory):
-            return f"initialize{_of(memory)} {_blocks(blocks, graph)}"
-        case Encode(b, into, memory):
-            return f"encode{_of(memory)} {graph.blocks[b].id} into {graph.blocks[into].id}"
-        case Decode(b, source, memory):
-            return f"decode{_of(memory)} {graph.blocks[b].id} from {graph.blocks[source].id}"
-        case Signal(event):
-            return f"signal {event}"
-        case Await(event, lag):
-            return f"await {event}" + (f", {lag} earlier" if lag else "")
+    writer = _LineWriter(graph)
+    instruction.apply(writer)
+    return writer.line
+
+
+class _LineWriter:
+    """Writes the line of an instruction, as its `Effects`."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        self.line = ""
+
+    def runs(self, launch: Launch) -> None:
+        makes = f" for {_blocks(launch.makes, self.graph)}" if launch.makes else ""
+        self.line = f"{'recompute' if launch.recompute else 'launch'} {self.graph.kernels[launch.kernel].id}{makes}"
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        before, after = (_blocks((place.block,), self.graph) for place in (source, target))
+        if isinstance(work, Copy):
+            form = "" if work.into is None else f" as {after}"
+            self.line = f"copy {before} from {source.memory} to {target.memory}{form}"
+        elif isinstance(work, Encode):
+            self.line = f"encode{_of(source.memory)} {before} into {after}"
+        else:
+            self.line = f"decode{_of(source.memory)} {after} from {before}"
+
+    def acquires(self, acquire: Acquire) -> None:
+        places = f" at {' '.join(map(str, acquire.offsets))}" if acquire.offsets is not None else ""
+        self.line = f"acquire{_of(acquire.memory)} {_blocks(acquire.blocks, self.graph)}{places}"
+
+    def releases(self, release: Release) -> None:
+        self.line = f"release{_of(release.memory)} {_blocks(release.blocks, self.graph)}"
+
+    def initializes(self, initialize: Initialize) -> None:
+        self.line = f"initialize{_of(initialize.memory)} {_blocks(initialize.blocks, self.graph)}"
+
+    def signals(self, signal: Signal) -> None:
+        self.line = f"signal {signal.event}"
+
+    def awaits(self, wait: Await) -> None:
+        self.line = f"await {wait.event}" + (f", {wait.lag} earlier" if wait.lag else "")
 
 
 def _of(memory: str) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Container
 from functools import cached_property
 from operator import add
 
+from simgpu.compiling import is_ready
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
@@ -45,6 +46,9 @@ from simgpu.program.instructions import (
 )
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import Place, deadlock, excerpt, located
+
+#: The compiled walk is faster from about so many instructions on.
+_LONG = 500
 
 
 def verify(
@@ -95,7 +99,13 @@ def verify(
     checked = checked or check_program(program, graph, node)
     if capacity is not None and not program.unlimited_memory and program.residency is None:
         check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
-    ProgramWalk(program, checked).run()
+    writes = writes_of(program, checked.graph)
+    if len(program) >= _LONG and is_ready("simgpu.program.compiled_walk", "walk"):
+        from simgpu.program.fast_walk import keeps_rules
+
+        if keeps_rules(checked, writes):
+            return
+    ProgramWalk(program, checked, writes).run()
 
 
 def _on_the_host(program: Program) -> frozenset[int]:
@@ -125,10 +135,45 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
             raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)
 
 
+#: For each segment the number of writes to each block before it and in it, in the trace's order of kernels.
+Writes = list[tuple[list[int], list[int]]]
+
+
+def writes_of(program: Program, graph: TaskGraph) -> Writes:
+    """The writes of each segment. Raises `ProgramError` for segments that lack kernels or are out of order."""
+    writes: Writes = []
+    reached = (0, 0)
+    for segment in program.segments:
+        kernels = {
+            instruction.kernel
+            for code in segment.streams.values()
+            for instruction in code
+            if type(instruction) is Launch and not instruction.recompute
+        }
+        first, stop = (min(kernels), max(kernels) + 1) if kernels else (reached[1],) * 2
+        if kernels:
+            if len(kernels) < stop - first:
+                missing = next(k for k in range(first, stop) if k not in kernels)
+                raise ProgramError(f"kernel {graph.kernels[missing].id} is never launched")
+            again = first == reached[0] and stop >= reached[1]
+            if first != reached[1] and not again:
+                raise ProgramError(f"a segment begins with kernel {graph.kernels[first].id}, out of order")
+            reached = (first, stop)
+        if (first, stop) == (0, len(graph.kernels)):
+            writes.append(([0] * len(graph.sizes), list(graph.last_version)))
+            continue
+        earlier, own = [0] * len(graph.sizes), [0] * len(graph.sizes)
+        for k in range(stop):
+            for b in graph.writes[k]:
+                (own if k >= first else earlier)[b] += 1
+        writes.append((earlier, own))
+    return writes
+
+
 class ProgramWalk:
     """Executes the instructions of one program symbolically, as an `Effects`; `me` is the stream that it walks."""
 
-    def __init__(self, program: Program, checked: CheckedProgram) -> None:
+    def __init__(self, program: Program, checked: CheckedProgram, writes: Writes) -> None:
         self.program = program
         self.graph = graph = checked.graph
         self.streams = program.streams
@@ -152,8 +197,7 @@ class ProgramWalk:
         # Per block: writes before this repetition, and those of them that the trace has before this segment.
         self.written = [0] * len(graph.sizes)
         self.earlier = [0] * len(graph.sizes)
-        self.kernels_reached = (0, 0)
-        self.writes_of = [self._writes(segment) for segment in program.segments]
+        self.writes = writes
         self.launched = bytearray(len(graph.kernels))
         self.ever_launched = bytearray(len(graph.kernels))
 
@@ -182,37 +226,11 @@ class ProgramWalk:
     def _memory(self, holding: InitialContents) -> Contents:
         return self.on[holding.gpu][holding.memory]
 
-    def _writes(self, segment: Segment) -> tuple[list[int], list[int]]:
-        """The number of writes to each block before a segment and in it, in the trace's order of kernels."""
-        graph = self.graph
-        kernels = {
-            instruction.kernel
-            for code in segment.streams.values()
-            for instruction in code
-            if type(instruction) is Launch and not instruction.recompute
-        }
-        first, stop = (min(kernels), max(kernels) + 1) if kernels else (self.kernels_reached[1],) * 2
-        if kernels:
-            if len(kernels) < stop - first:
-                missing = next(k for k in range(first, stop) if k not in kernels)
-                raise ProgramError(f"kernel {graph.kernels[missing].id} is never launched")
-            again = first == self.kernels_reached[0] and stop >= self.kernels_reached[1]
-            if first != self.kernels_reached[1] and not again:
-                raise ProgramError(f"a segment begins with kernel {graph.kernels[first].id}, out of order")
-            self.kernels_reached = (first, stop)
-        if (first, stop) == (0, len(graph.kernels)):
-            return [0] * len(graph.sizes), list(graph.last_version)
-        earlier, own = [0] * len(graph.sizes), [0] * len(graph.sizes)
-        for k in range(stop):
-            for b in graph.writes[k]:
-                (own if k >= first else earlier)[b] += 1
-        return earlier, own
-
     # --- one repetition of a segment ------------------------------------------------------------------------
 
     def _repetition(self, index: int, segment: Segment, number: int) -> None:
         before = [memory.resident[:] for memory in self.memories]
-        self.earlier, writes = self.writes_of[index]
+        self.earlier, writes = self.writes[index]
         self.launched = bytearray(len(self.graph.kernels))
         positions = [0] * self.count
         codes = [segment.streams.get(stream, ()) for stream in self.streams]
@@ -388,7 +406,7 @@ class ProgramWalk:
     @cached_property
     def ancestry(self) -> Ancestry:
         """The blocks that can be recomputed, and their sources."""
-        return Ancestry(self.graph)
+        return Ancestry.of(self.graph)
 
     def _count_launch(self, instruction: Launch) -> None:
         kernel = self.graph.kernels[instruction.kernel]

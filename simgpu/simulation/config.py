@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.arrays import ENGINES, Engine
+from simgpu.machine.compiled_engine import ENGINES, Engine
 from simgpu.machine.run import POOLS
 from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel

@@ -24,7 +24,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers import import_trace
-from simgpu.machine.arrays import Engine
+from simgpu.machine.compiled_engine import Engine
 from simgpu.machine.run import MachineRun, run_program
 from simgpu.policies.base import PlanContext
 from simgpu.policies.registry import make_policy

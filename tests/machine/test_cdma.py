@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
-from simgpu.machine.translate import dram_demands
+from simgpu.machine.dram import dram_demands
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap
 from simgpu.trace.chain import chain

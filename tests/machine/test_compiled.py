@@ -19,7 +19,8 @@ from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import HOST, Duplex, GpuSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
-from simgpu.machine import arrays
+from simgpu.machine import compiled_engine
+from simgpu.machine.log import Ran
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
@@ -59,10 +60,10 @@ def check(
             run_program(program, graph, node, engine="compiled", **how)
         assert vars(caught.value) == vars(error)
         return
-    ran: list[arrays.CompiledRun | None] = []
-    original = arrays.run_compiled
+    ran: list[Ran | None] = []
+    original = compiled_engine.run_compiled
 
-    def watched(*arguments: Any) -> arrays.CompiledRun | None:
+    def watched(*arguments: Any) -> Ran | None:
         ran.append(original(*arguments))
         return ran[-1]
 
@@ -232,7 +233,7 @@ def test_without_numba_long_runs_stay_on_simpy_and_the_compiled_engine_names_the
         "sys.modules['numba'] = None; found = util.find_spec; "
         "util.find_spec = lambda name, *more: None if name == 'numba' else found(name, *more); "
         "trace, node = simgpu.load_trace('vgg11-cifar-cpu'), simgpu.load_node('v100'); "
-        "assert simgpu.simulate(trace, node, 'none', iterations=4000).steady; "
+        "assert simgpu.simulate(trace, node, 'none', iterations=1000).steady; "
         "simgpu.simulate(trace, node, 'none', engine='compiled')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

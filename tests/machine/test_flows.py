@@ -70,11 +70,12 @@ def test_no_link_exceeds_its_capacity(wanted: list[tuple[tuple[str, ...], int]],
 def ends(sent: list[tuple[int, int, int]], capacity: int) -> list[int]:
     """End times of flows (start ns, cap, bytes) over one link."""
     env = simpy.Environment(initial_time=0)
-    network = FlowNetwork(env, {"link": capacity}, lambda: None)
+    network = FlowNetwork(env, {"link": capacity})
     done = [-1] * len(sent)
 
     def begin(index: int, cap: int, size: int) -> None:
-        network.start(("link",), lambda: cap, size, lambda: done.__setitem__(index, int(env.now)))
+        passed = network.send(("link",), size, lambda: cap)
+        passed.callbacks.append(lambda _: done.__setitem__(index, int(env.now)))
 
     for index, (start, cap, size) in enumerate(sent):
         env.timeout(start).callbacks.append(lambda _, i=index, c=cap, s=size: begin(i, c, s))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import simpy
 
+from simgpu.machine.instants import InstantOrder
 from simgpu.program.instructions import (
     COMPUTE,
     D2H,
@@ -116,18 +116,20 @@ def test_repetitions_of_a_segment_count_as_retired():
     assert result.timeline.iteration_ends_ns == (50, 100)
 
 
-def test_only_kernels_and_copies_are_simpy_events(monkeypatch: pytest.MonkeyPatch):
-    """Three kernels and two copies: five events per iteration, regardless of waits."""
-    tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", 100)])
-    stepped = []
-    step = simpy.Environment.step
+def test_waiting_takes_no_simpy_events(monkeypatch: pytest.MonkeyPatch):
+    """Three kernels and two copies: a hundred times as many bytes make the stream wait longer, at no more events."""
+    stepped: list[int] = []
+    step = InstantOrder.step
 
-    def counted(self: simpy.Environment) -> None:
-        stepped.append(self.now)
+    def counted(self: InstantOrder) -> None:
+        stepped[-1] += 1
         step(self)
 
-    monkeypatch.setattr(simpy.Environment, "step", counted)
-    result = run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks, iterations=3)
-    assert len(stepped) in (15, 16)
-    assert sum(span.kind not in (SpanKind.STALL_EVENT,) for span in result.timeline) == 15
-    assert times(result, 2)["k2"][1] == 633
+    monkeypatch.setattr(InstantOrder, "step", counted)
+    for size, end in ((100, 633), (10_000, 60_033)):
+        tasks = graph([kernel("k0", 10, "", "a"), kernel("k1", 5), kernel("k2", 1, "a")], [block("a", size)])
+        stepped.append(0)
+        result = run(lower(tasks, Placement((Swap(0, 0, 2, 1),))), tasks, iterations=3)
+        assert sum(span.kind not in (SpanKind.STALL_EVENT,) for span in result.timeline) == 15
+        assert times(result, 2)["k2"][1] == end
+    assert stepped[0] == stepped[1] > 15

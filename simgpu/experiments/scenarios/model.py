@@ -16,7 +16,7 @@ from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
 from simgpu.hardware.spec import BuddyMode, LinkSpec
 from simgpu.io.schema import Alignment, FileModel, Size
-from simgpu.machine.arrays import Engine
+from simgpu.machine.compiled_engine import Engine
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel

@@ -66,7 +66,7 @@ def candidates_of(
     (1, 12, 39, 20, 5)
     """
     graph = accesses.graph
-    ancestry = Ancestry(graph)
+    ancestry = Ancestry.of(graph)
     short = [k for k, held in enumerate(accesses.demand) if held > budget]
     maps = {each.block: each for each in activations(graph) if any(each.after < k < each.before for k in short)}
     candidates = []

@@ -33,7 +33,9 @@ from simgpu.program.instructions import (
     Copy,
     Decode,
     Encode,
+    Initialize,
     Launch,
+    Location,
     Program,
     Release,
     Signal,
@@ -106,6 +108,8 @@ class _Work(NamedTuple):
 
 
 class _Issuer:
+    """Issues steps to a device, as an `Effects` of their instructions. step: the one that is issued."""
+
     def __init__(self, program: Program, graph: TaskGraph, device: Device, limits: Limits, iterations: int) -> None:
         self.graph = graph
         self.device = device
@@ -133,33 +137,57 @@ class _Issuer:
 
     def issue(self, step: Step) -> None:
         """Issues one instruction."""
-        graph, stream = self.graph, self.streams[step.stream]
-        match step.instruction:
-            case Launch(k):
-                self._busy(step, graph.durations[k], "busy", graph.kernels[k].id)
-            case Encode(_, into):
-                self._busy(step, graph.encoded[into].encode_ns, "encode", graph.blocks[into].id)
-            case Decode(_, source):
-                self._busy(step, graph.encoded[source].decode_ns, "decode", graph.blocks[source].id)
-            case Copy() as copy:
-                kind = MeasuredKind.COPY_D2H if copy.src == DEVICE else MeasuredKind.COPY_H2D
-                self._copy(step, kind, copy.block, copy.copied)
-            case Signal(event):
-                self.events[event].append(stream.record())
-            case Await(event):
-                if step.nth > 0:
-                    stream.wait(self.events[event][step.nth - 1])
-            case Acquire(blocks, memory):
-                size = self.memories[memory].take(blocks)
-                if memory == DEVICE and size:
-                    self.moments.append((stream.record(), size))
-            case Release(blocks, memory):
-                released = stream.record()
-                size = self.memories[memory].release(blocks, released)
-                if memory == DEVICE and size:
-                    self.moments.append((released, -size))
-            case _:
-                pass  # Initialize takes no time
+        self.step = step
+        step.instruction.apply(self)
+
+    def runs(self, launch: Launch) -> None:
+        """A kernel keeps the stream busy for its duration."""
+        self._busy(self.graph.durations[launch.kernel], "busy", self.graph.kernels[launch.kernel].id)
+        if self.ids[self.step.stream].role == "compute":
+            self.launched[self.step.stream] += 1
+            if self.launched[self.step.stream] % self.launches[self.step.stream] == 0:
+                self.ends[self.step.iteration].append(self.stream.record())
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """A copy, or a codec that keeps the stream busy for its time."""
+        encoded, names = self.graph.encoded, self.graph.blocks
+        if isinstance(work, Copy):
+            kind = MeasuredKind.COPY_D2H if source.memory == DEVICE else MeasuredKind.COPY_H2D
+            self._copy(kind, source.block, target.block)
+        elif isinstance(work, Encode):
+            self._busy(encoded[target.block].encode_ns, "encode", names[target.block].id)
+        else:
+            self._busy(encoded[source.block].decode_ns, "decode", names[source.block].id)
+
+    def signals(self, signal: Signal) -> None:
+        """An event of the device."""
+        self.events[signal.event].append(self.stream.record())
+
+    def awaits(self, wait: Await) -> None:
+        """The stream waits for the event that the step names."""
+        if self.step.nth > 0:
+            self.stream.wait(self.events[wait.event][self.step.nth - 1])
+
+    def acquires(self, acquire: Acquire) -> None:
+        """Buffers for blocks."""
+        size = self.memories[acquire.memory].take(acquire.blocks)
+        if acquire.memory == DEVICE and size:
+            self.moments.append((self.stream.record(), size))
+
+    def releases(self, release: Release) -> None:
+        """Buffers that others may use after what the stream has done so far."""
+        released = self.stream.record()
+        size = self.memories[release.memory].release(release.blocks, released)
+        if release.memory == DEVICE and size:
+            self.moments.append((released, -size))
+
+    def initializes(self, initialize: Initialize) -> None:
+        """Takes no time."""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the step."""
+        return self.streams[self.step.stream]
 
     def finish(self) -> Issued:
         """Waits for all work, and reads the event times."""
@@ -193,37 +221,31 @@ class _Issuer:
             peak = max(peak, current)
         return peak
 
-    def _busy(self, step: Step, ns: int, name: str, op: str) -> None:
-        stream = self.streams[step.stream]
-        self._between(step, MeasuredKind.KERNEL, name, op, 0, lambda: stream.busy(ns))
-        if isinstance(step.instruction, Launch) and self.ids[step.stream].role == "compute":
-            self.launched[step.stream] += 1
-            if self.launched[step.stream] % self.launches[step.stream] == 0:
-                self.ends[step.iteration].append(stream.record())
+    def _busy(self, ns: int, name: str, op: str) -> None:
+        stream = self.stream
+        self._between(MeasuredKind.KERNEL, name, op, 0, lambda: stream.busy(ns))
 
-    def _copy(self, step: Step, kind: MeasuredKind, b: int, retained: int) -> None:
+    def _copy(self, kind: MeasuredKind, b: int, retained: int) -> None:
         """Copies between block b on the device and its host block `retained`."""
         size = self.graph.copy_sizes[retained]
         on_host, on_device = self.memories[HOST][retained], self.memories[DEVICE][b][:size]
         target, source = (on_host, on_device) if kind is MeasuredKind.COPY_D2H else (on_device, on_host)
-        stream = self.streams[step.stream]
-        self._between(step, kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))
-        if step.iteration == self.last:
+        stream = self.stream
+        self._between(kind, self.graph.blocks[retained].id, "", size, lambda: stream.copy(target, source))
+        if self.step.iteration == self.last:
             self.copied[kind] += target.nbytes
 
-    def _between(
-        self, step: Step, kind: MeasuredKind, name: str, op: str, size: int, enqueue: Callable[[], None]
-    ) -> None:
+    def _between(self, kind: MeasuredKind, name: str, op: str, size: int, enqueue: Callable[[], None]) -> None:
         """Enqueues work; in the last iteration between two events, to measure its times."""
-        if step.iteration < self.last:
+        if self.step.iteration < self.last:
             enqueue()
             return
-        stream = self.streams[step.stream]
-        begin = stream.record()
+        begin = self.stream.record()
         enqueue()
         call = self.calls[op] if op else -1
         self.calls[op] += 1
-        self.works.append(_Work(str(self.ids[step.stream]), kind, name, op, call, size, begin, stream.record()))
+        stream = str(self.ids[self.step.stream])
+        self.works.append(_Work(stream, kind, name, op, call, size, begin, self.stream.record()))
 
 
 def _first(moment: tuple[int, int]) -> int:

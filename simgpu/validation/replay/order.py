@@ -1,7 +1,7 @@
 """The order in which one host thread issues a program's instructions to the streams of a device.
 
 It is the order in which the simulated machine reached the instructions: work ends as in the timeline, and everything
-else follows at once by the machine's rule for one instant (`simgpu.machine.simulator`): releases, signals, queued
+else follows at once by the machine's rule for one instant (`simgpu.machine.instants`): releases, signals, queued
 memory requests, new requests, starts; ties by stream. So a wait is issued after its signal, and memory requests are
 issued in the order of their grants, first in, first out in each memory.
 """
@@ -16,7 +16,23 @@ from typing import NamedTuple
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.memory.pool import CountingPool, Pool
-from simgpu.program.instructions import DEVICE, HOST, WORK, Acquire, Await, Instruction, Program, Release, Signal
+from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
+    WORK,
+    Acquire,
+    Await,
+    Copy,
+    Decode,
+    Encode,
+    Initialize,
+    Instruction,
+    Launch,
+    Location,
+    Program,
+    Release,
+    Signal,
+)
 from simgpu.timeline.model import SpanKind, Timeline
 
 # Order within one instant.
@@ -116,6 +132,9 @@ class _Memory:
 
 
 class _Walk:
+    """Walks a program as its timeline says, as an `Effects` of its instructions. stream: the one that acts; result: its
+    step, None while it must wait."""
+
     def __init__(self, program: Program, graph: TaskGraph, timeline: Timeline, device: Pool, host: Pool) -> None:
         self.program = program
         self.memories = {DEVICE: _Memory(device, graph.sizes), HOST: _Memory(host, graph.copy_sizes)}
@@ -137,6 +156,8 @@ class _Walk:
         # Work that takes no time ends in a later round of the same instant.
         self.now = (0, 0)
         self.freed = False
+        self.stream = 0
+        self.result: Step | None = None
         self.ready: list[tuple[tuple[int, int], int, int]] = []
         for stream in streams:
             self._is_ready(stream, self.now)
@@ -173,39 +194,67 @@ class _Walk:
 
     def _do(self, stream: int) -> Step | None:
         """Executes a stream's next instruction, or queues the stream; None if it must wait."""
-        place = self.places[stream]
-        match place.instruction:
-            case Acquire(blocks, where, offsets):
-                memory = self.memories[where]
-                if memory.queue or not memory.take(blocks, offsets):
-                    memory.queue.append(stream)
-                    return None
-            case Release(blocks, where):
-                self.memories[where].release(blocks)
-                self.freed = True
-            case Await(event):
-                target = self._target(place)
-                if self.counts[event] < target:
-                    self.waiters[event].append((target, stream))
-                    return None
-                return self._done(stream, target)
-            case Signal(event):
-                self.counts[event] += 1
-                count = self.counts[event]
-                waiting = self.waiters.pop(event, [])
-                for target, other in waiting:
-                    if target <= count:
-                        self._is_ready(other, self.now)
-                    else:
-                        self.waiters[event].append((target, other))
-                return self._done(stream, count)
-            case instruction if isinstance(instruction, WORK):
-                end = next(self.ends[stream])
-                instant, round_ = self.now
-                return self._done(stream, until=(end, round_ + 1 if end == instant else 0))
-            case _:
-                pass  # Initialize takes no time
-        return self._done(stream)
+        self.stream = stream
+        self.result = None
+        instruction = self.place.instruction
+        assert instruction is not None
+        instruction.apply(self)
+        return self.result
+
+    @property
+    def place(self) -> _Place:
+        """Where the stream is."""
+        return self.places[self.stream]
+
+    def acquires(self, acquire: Acquire) -> None:
+        """Memory, or a place in its queue."""
+        memory = self.memories[acquire.memory]
+        if memory.queue or not memory.take(acquire.blocks, acquire.offsets):
+            memory.queue.append(self.stream)
+        else:
+            self.result = self._done(self.stream)
+
+    def releases(self, release: Release) -> None:
+        """Memory for those in the queue."""
+        self.memories[release.memory].release(release.blocks)
+        self.freed = True
+        self.result = self._done(self.stream)
+
+    def initializes(self, initialize: Initialize) -> None:
+        """Takes no time."""
+        self.result = self._done(self.stream)
+
+    def signals(self, signal: Signal) -> None:
+        """Streams that have waited for this signal go on."""
+        self.counts[signal.event] += 1
+        count = self.counts[signal.event]
+        for target, other in self.waiters.pop(signal.event, []):
+            if target <= count:
+                self._is_ready(other, self.now)
+            else:
+                self.waiters[signal.event].append((target, other))
+        self.result = self._done(self.stream, count)
+
+    def awaits(self, wait: Await) -> None:
+        """Go on, or wait for a later signal."""
+        target = self._target(wait)
+        if self.counts[wait.event] < target:
+            self.waiters[wait.event].append((target, self.stream))
+        else:
+            self.result = self._done(self.stream, target)
+
+    def runs(self, launch: Launch) -> None:
+        """The stream goes on at the kernel's end in the timeline."""
+        self._works()
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """The same for a copy or a codec."""
+        self._works()
+
+    def _works(self) -> None:
+        end = next(self.ends[self.stream])
+        instant, round_ = self.now
+        self.result = self._done(self.stream, until=(end, round_ + 1 if end == instant else 0))
 
     def _serve(self) -> Iterator[Step]:
         """Grants memory to queued requests."""
@@ -219,10 +268,9 @@ class _Walk:
                 memory.queue.popleft()
                 yield self._done(stream)
 
-    def _target(self, place: _Place) -> int:
-        """Number of signals of its event that a stream's wait requires."""
-        wait = place.instruction
-        assert isinstance(wait, Await)
+    def _target(self, wait: Await) -> int:
+        """Number of signals of its event that the stream's wait requires."""
+        place = self.place
         index = self.signalled_in[wait.event]
         if index == place.segment:
             return place.number + 1 - wait.lag

@@ -282,10 +282,10 @@ def test_a_single_kernel_gets_the_full_link_bandwidth(read: int, written: int, o
 def as_flows(read: int, written: int, capacity: int) -> int:
     """The end of the later of two flows that start together on one link."""
     env, ends = simpy.Environment(), [0]
-    flows = FlowNetwork(env, {"link": capacity}, lambda: None)
+    flows = FlowNetwork(env, {"link": capacity})
     for size in (read, written):
         if size:
-            flows.start(("link",), lambda: capacity, size, lambda: ends.append(int(env.now)))
+            flows.send(("link",), size).callbacks.append(lambda _: ends.append(int(env.now)))
     env.run()
     return max(ends)
 

@@ -1,0 +1,183 @@
+"""Runs a program on the compiled machine, where that has all that the program needs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib import util
+from types import ModuleType
+from typing import Literal, get_args
+
+import numpy as np
+
+from simgpu.compiling import is_cached
+from simgpu.hardware.spec import NodeSpec
+from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
+from simgpu.machine.containers import Memories
+from simgpu.machine.engines import Engines
+from simgpu.machine.log import Ran, in_order
+from simgpu.memory.addressed import AddressedPool
+from simgpu.program.check import CheckedProgram
+from simgpu.program.columns import ACQUIRE, COPY, LAUNCH, RELEASE, Columns, DoubtfulError, Ints
+from simgpu.program.instructions import Program
+
+#: How a program is run, see `simgpu.machine.run.run_program`.
+Engine = Literal["auto", "simpy", "compiled"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+_NAME = "simgpu.machine.compiled"
+#: A copy over a shared link counts billionths of its bytes, and its rate is taken from them: below 4.6 GB, none passes
+#: 64 bits.
+_SAFE_BYTES = 2**62
+#: Links of at least so many bytes per second give every copy a rate of at least one.
+_LEAST_RATE = 10**4
+#: Executed instructions from which loading the compiled functions, or compiling them, takes less time than it saves.
+_WORTH_LOADING, _WORTH_COMPILING = 10**5, 10**7
+
+
+@dataclass(slots=True)
+class _Past:
+    """How many instructions that the compiled machine has too were executed on SimPy."""
+
+    executed: int = 0
+
+
+_past = _Past()
+
+
+def is_chosen(engine: Engine, program: Program, iterations: int) -> bool:
+    """Whether the compiled machine is wanted, or faster.
+
+    Loading its functions takes time, so it becomes faster when this process has executed so many instructions on SimPy,
+    this run's included, that loading would have paid for itself. Without numba there are none.
+    """
+    if engine != "auto":
+        return engine == "compiled"
+    if _NAME in sys.modules:
+        return True
+    if util.find_spec("numba") is None:
+        return False
+    _past.executed += iterations * sum(sum(map(len, each.streams.values())) * each.repeat for each in program.segments)
+    return _past.executed > (_WORTH_LOADING if is_cached(_NAME, "execute") else _WORTH_COMPILING)
+
+
+def run_compiled(
+    checked: CheckedProgram, node: NodeSpec, engines: Engines, memories: Memories, iterations: int
+) -> Ran | None:
+    """Run a program; None for a run that stops before all streams have finished, whose numbers may pass 64 bits, or
+    whose offsets no pool has. The memories hold what they hold at the start, and still do afterwards."""
+    try:
+        columns = checked.columns
+        if columns.offsets and not isinstance(memories.devices[0].pool, AddressedPool):
+            return None
+        tables = TableWriter(checked, node, engines, memories).tables()
+        if not _fits(columns, tables, iterations):
+            return None
+        return _run(checked, tables, memories, iterations)
+    except (OverflowError, DoubtfulError):
+        return None
+
+
+def _run(checked: CheckedProgram, tables: ProgramTables, memories: Memories, iterations: int) -> Ran | None:
+    from simgpu.machine import compiled as machine
+    from simgpu.machine import compiled_pools as pools
+
+    columns, ops = checked.columns, tables.ops
+    streams, executed = len(columns.first), iterations * _executed(columns)
+    state = np.zeros((streams, 11), dtype=np.int64)
+    state[:, machine.PC] = columns.first[:, 0]
+    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed)
+    gpus = [stream.gpu for stream in checked.program.streams]
+    own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
+    counts = np.zeros(6, dtype=np.int64)
+    works = int(executed[ops[:, 0] >= LAUNCH].sum())
+    uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
+    layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
+    entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
+    links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
+    links[0] = tables.capacities
+    arguments = (
+        state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
+        np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
+        np.zeros((len(memory), streams + 1), dtype=np.int64), tables.requests, tables.pieces, addresses, holes,
+        np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, 6), dtype=np.int64), counts, log,
+        uses, layouts,
+    )  # fmt: skip
+    machine.execute(*arguments, entries)
+    while counts[machine.OUTCOME] == machine.FULL:
+        entries = np.concatenate((entries, np.empty_like(entries)))
+        machine.execute(*arguments, entries)
+    if counts[machine.OUTCOME] != machine.COMPLETE:
+        return None
+    levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
+    entries = entries[: counts[machine.ENTRIES]]
+    log_columns = np.empty((9, len(entries)), dtype=np.int64)
+    machine.write_columns(
+        entries, in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]), tables.labels, log_columns
+    )
+    order = (iterations % 2, 1 - iterations % 2)
+    devices = range(len(memories.devices))
+    return Ran(
+        log_columns,
+        memories.curves(levels),
+        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in order] for m in devices],
+        max(int(memory[m, pools.HIGH]) for m in devices),
+        max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
+    )
+
+
+def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
+    """Whether times stay far below 64 bits, and rates above zero."""
+    ops, streams, copies = tables.ops, len(columns.first), tables.copies.astype(np.float64)
+    times = iterations * _executed(columns).astype(np.float64)
+    launches, copied = ops[:, 0] == LAUNCH, ops[:, 0] == COPY
+    total = float((times * ops[:, 1])[launches].sum())
+    if len(copies):
+        slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
+        if len(tables.capacities) and slowest < _LEAST_RATE:
+            return False
+        shared = copies[:, 2] + streams * copies[:, 3] / max(slowest, 1)
+        longest = np.where(copies[:, 1] >= 0, copies[:, 1], shared)
+        total += float((times[copied] * longest[ops[copied, 1]]).sum())
+        if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
+            return False
+    return total < SAFE
+
+
+def _executed(columns: Columns) -> Ints:
+    """How often each row is executed in an iteration."""
+    return columns.repeats[columns.segments_of_rows]
+
+
+def _memory_arrays(
+    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: Ints
+) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
+    """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
+    the log begins."""
+    ops, pieces = tables.ops, tables.pieces
+    memory = np.zeros((len(memories.all), 9), dtype=np.int64)
+    addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
+    known = [block for pool in addressed for block in pool.addresses]
+    blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
+    addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
+    holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
+    asks = (ops[:, 0] == RELEASE) | (ops[:, 0] == ACQUIRE)
+    changes = np.bincount(ops[asks, 1], weights=executed[asks], minlength=len(memory)).astype(np.int64)
+    for number, each in enumerate(memories.all):
+        pool = each.pool
+        memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water
+        memory[number, pools.CARVED], memory[number, pools.BUDDY_PEAK] = each.carved, each.buddy_peak
+        if isinstance(pool, AddressedPool):
+            found = list(pool.holes)
+            memory[number, pools.ADDRESSED], memory[number, pools.HOLES] = 1, len(found)
+            holes[number, : len(found)] = table_of(found, 2)
+            for block, start in pool.addresses.items():
+                addresses[number, block] = start
+    # Each memory's part of the log begins with what it holds at the start.
+    initial = np.array([len(each.times) for each in memories.all], dtype=np.int64)
+    ends = np.cumsum(changes + initial)
+    begins = ends - changes - initial
+    memory[:, pools.LOGGED] = begins + initial
+    log = np.empty((3, int(ends[-1])), dtype=np.int64)
+    for each, begin in zip(memories.all, begins.tolist(), strict=True):
+        log[:, begin : begin + len(each.times)] = each.levels
+    return memory, addresses, holes, log, begins.tolist()

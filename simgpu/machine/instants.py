@@ -1,0 +1,104 @@
+"""The order within an instant: SimPy's clock, with the machine's rule for what comes first.
+
+What happens at one nanosecond happens in rounds. In a round, the link's events come first; then work ends, memory is
+released, events are signalled, queued requests for memory are granted, new requests are made, and work starts. Within
+each phase the streams follow their rank: by GPU, then compute, data, d2h, h2d, host, others by name. So results never
+depend on the order in which simultaneous events were scheduled.
+
+A stream takes its `turn` before it acts on what others see, and sets a `timer` for the end of its work. Work of no
+duration ends in the next round, after everything else of this one. Plain SimPy has its place too: a timeout is an event
+of the link, and what SimPy triggers itself (an event that succeeds, a request that a resource grants, a process that
+begins) follows at once what caused it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import simpy
+from simpy.events import NORMAL
+
+
+class InstantPhase(IntEnum):
+    """The phases of a round, in their order."""
+
+    AT_ONCE = 0
+    LINK = 1
+    END = 2
+    RELEASE = 3
+    SIGNAL = 4
+    GRANT = 5
+    ACQUIRE = 6
+    START = 7
+
+
+class InstantOrder(simpy.Environment):
+    """SimPy's environment, where SimPy's priorities are places: round, phase and rank in one integer.
+
+    >>> env, order = InstantOrder(streams=2), []
+    >>> def acts(name, phase, rank):
+    ...     yield env.timer(5, rank)
+    ...     yield env.turn(phase, rank)
+    ...     order.append(name)
+    >>> for name, phase, rank in (("start", InstantPhase.START, 0), ("release", InstantPhase.RELEASE, 1)):
+    ...     _ = env.process(acts(name, phase, rank))
+    >>> env.run()
+    >>> order
+    ['release', 'start']
+    """
+
+    def __init__(self, streams: int) -> None:
+        super().__init__(initial_time=0)
+        self._ranks = max(streams, 1)
+        self._round = len(InstantPhase) * self._ranks
+        # Where the clock stands: programs begin as if an earlier round had just started their first work.
+        self._place = InstantPhase.START * self._ranks
+        self._happened = self._event(self._place, 0)
+        self.step()
+
+    @property
+    def instant(self) -> int:
+        """The time in whole nanoseconds."""
+        return int(self._now)
+
+    def turn(self, phase: InstantPhase, rank: int = 0) -> simpy.Event:
+        """An event in this round, for a process to wait for. If nothing comes before it, it has happened already."""
+        place = self._place - self._place % self._round + phase * self._ranks + rank
+        if self._queue and self._queue[0][:2] <= (self._now, place):
+            return self._event(place, 0)
+        self._place = place
+        return self._happened
+
+    def timer(self, delay: int, rank: int) -> simpy.Event:
+        """An event after a delay in nanoseconds, when the work of a stream ends."""
+        return self._event(self._first(delay) + InstantPhase.END * self._ranks + rank, delay)
+
+    def schedule(self, event: simpy.Event, priority: int = NORMAL, delay: float = 0) -> None:
+        """Schedule an event of SimPy's own at its place."""
+        if isinstance(event, simpy.Timeout):
+            place = self._first(int(delay)) + InstantPhase.LINK * self._ranks
+        else:
+            place = self._place - self._place % self._round
+        super().schedule(event, place, delay)  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        """Process the next event; those that follow at once leave the clock where their cause put it."""
+        if self._queue:
+            place = self._queue[0][1]
+            if place % self._round >= self._ranks:
+                self._place = place
+        super().step()
+
+    def _first(self, delay: int) -> int:
+        """The first place of the round in which a delay ends."""
+        if delay:
+            return 0
+        here = self._place % self._round
+        return self._place - here + (self._round if here >= InstantPhase.END * self._ranks else 0)
+
+    def _event(self, place: int, delay: int) -> simpy.Event:
+        event = simpy.Event(self)
+        event._ok = True
+        event._value = None
+        super().schedule(event, place, delay)  # type: ignore[arg-type]
+        return event

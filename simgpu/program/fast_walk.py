@@ -1,0 +1,176 @@
+"""Whether a program keeps the rules of `simgpu.program.verify`, by the compiled walk."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simgpu.graph.recompute import Ancestry
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.columns import AWAIT, RELAUNCH, SIGNAL, Columns, Ints
+from simgpu.program.instructions import DEVICE, HOST
+from simgpu.program.paging import Paged, Remote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from simgpu.program.check import CheckedProgram
+
+
+def keeps_rules(checked: CheckedProgram, writes: Sequence[tuple[list[int], list[int]]]) -> bool:
+    """Whether a program certainly keeps all rules. writes: for each segment, the writes to each block before it and in
+    it.
+
+    False also for blocks on demand, which only `ProgramWalk` knows.
+    """
+    if isinstance(checked.program.residency, Paged):
+        return False
+    try:
+        return _Walk(checked).keeps_rules(writes)
+    except OverflowError:
+        return False
+
+
+class _Walk:
+    """The arrays of `simgpu.program.compiled_walk`."""
+
+    def __init__(self, checked: CheckedProgram) -> None:
+        self.program, self.graph = checked.program, checked.graph
+        columns = self.columns = checked.columns
+        streams = self.program.streams
+        shared = [name for name in columns.memories if name != DEVICE]
+        gpus, count, blocks = self.program.gpus, len(streams), len(self.graph.sizes)
+        place = {name: gpus + number for number, name in enumerate(shared)}
+        self.memories = np.array(
+            [[place.get(name, stream.gpu) for name in columns.memories] for stream in streams], dtype=np.int64
+        )
+        remote = isinstance(self.program.residency, Remote)
+        on_host = [remote or stream.role == "host" for stream in streams]
+        self.used = np.array(
+            [place[HOST] if host else s.gpu for host, s in zip(on_host, streams, strict=True)], dtype=np.int64
+        )
+        self.blocks = np.full((gpus + len(shared), blocks, 8), -1, dtype=np.int64)
+        self.blocks[:, :, 0] = 0
+        self.touched = np.full((len(self.blocks), count, blocks), -1, dtype=np.int64)
+        self.clock = np.full((count, count), -1, dtype=np.int64)
+        np.fill_diagonal(self.clock, 0)
+        self.heard = np.zeros(len(columns.events), dtype=np.int64)
+        # An event is signalled once in a repetition, and two repetitions of a segment and two iterations are walked.
+        self.clocks = np.zeros((len(columns.events), 4, count), dtype=np.int64)
+        self.written = np.zeros(blocks, dtype=np.int64)
+        self.holdings = [
+            (each.gpu if each.memory == DEVICE else place[each.memory], np.array(each.blocks, dtype=np.int64))
+            for each in self.program.initial_contents
+        ]
+
+    def keeps_rules(self, writes: Sequence[tuple[list[int], list[int]]]) -> bool:
+        """Walk as `simgpu.program.verify.ProgramWalk.run` does."""
+        persistent = np.array([block.persistent for block in self.graph.blocks], dtype=np.bool_)
+        for m, blocks in self.holdings:
+            if self.blocks[m, blocks, 0].any() or len(set(blocks.tolist())) < len(blocks):
+                return False
+            if not persistent[blocks].all():
+                return False
+            self.blocks[m, blocks, 0], self.blocks[m, blocks, 1] = 1, 0
+        kernels, accesses = _accesses(self.graph, self.columns)
+        graph, ever = _facts(self.graph), np.zeros(len(self.graph.kernels), dtype=np.int64)
+        each = [(np.array(earlier, dtype=np.int64), np.array(own, dtype=np.int64)) for earlier, own in writes]
+        segments = self.columns.segments_of_rows
+        for iteration in range(1 if len(self.used) == 1 else 2):
+            start = self.blocks[:, :, 0].copy()
+            for index, (earlier, own) in enumerate(each):
+                repeat = min(self.program.segments[index].repeat, 2)
+                for repetition in range(repeat):
+                    if not self._repetition(
+                        index, iteration * repeat + repetition, segments, graph, kernels, accesses, earlier, ever
+                    ):
+                        return False
+                    self.written += own
+            if not ever.all() or (self.blocks[:, :, 0] != start).any():
+                return False
+            if any((self.blocks[m, blocks, 1] != self.written[blocks]).any() for m, blocks in self.holdings):
+                return False
+        return True
+
+    def _repetition(
+        self,
+        index: int,
+        number: int,
+        segments: Ints,
+        graph: Ints,
+        kernels: Ints,
+        accesses: Ints,
+        earlier: Ints,
+        ever: Ints,
+    ) -> bool:
+        from simgpu.program import compiled_walk as machine
+
+        columns = self.columns
+        held = self.blocks[:, :, 0].copy()
+        begins = columns.first.ravel()
+        ends = np.append(begins[1:], len(columns.rows)).reshape(columns.first.shape)[:, index]
+        launched = np.zeros(len(self.graph.kernels), dtype=np.int64)
+        good: bool = machine.walk(
+            columns.rows, columns.first[:, index].copy(), ends.copy(), self._waiting(index, number, segments),
+            columns.blocks, self.memories, self.used, self.clock, self.heard, self.clocks, self.blocks, self.touched,
+            graph, kernels, accesses, self.written, earlier, launched,
+        )  # fmt: skip
+        ever |= launched
+        restored = self.program.segments[index].repeat == 1 or bool((self.blocks[:, :, 0] == held).all())
+        return good and restored
+
+    def _waiting(self, index: int, number: int, segments: Ints) -> Ints:
+        """For each row how many signals a wait in this repetition needs."""
+        columns = self.columns
+        code, event, lag = columns.rows[:, 0], columns.rows[:, 1], columns.rows[:, 2]
+        signals = np.flatnonzero(code == SIGNAL)
+        signalled = np.zeros(len(columns.events), dtype=np.int64)
+        signalled[event[signals]] = segments[signals]
+        repeats = np.minimum(columns.repeats, 2)
+        where = signalled[np.where(code == AWAIT, event, 0)] if len(signalled) else np.zeros_like(code)
+        other = (number // int(repeats[index]) + 1) * repeats[where]
+        waiting: Ints = np.where(where == index, number + 1, other) - lag
+        return waiting
+
+
+def _facts(graph: TaskGraph) -> Ints:
+    """For each block the one that it is a form of, and whether the host may write it."""
+    facts = np.full((len(graph.blocks), 2), -1, dtype=np.int64)
+    for form, encoded in graph.encoded.items():
+        facts[form, 0] = encoded.block
+    facts[:, 1] = [block.persistent or block.host_write is not None for block in graph.blocks]
+    return facts
+
+
+def _accesses(graph: TaskGraph, columns: Columns) -> tuple[Ints, Ints]:
+    """The kernels' rows, and the accesses to which they refer."""
+    kernels = np.zeros((len(graph.kernels), 9), dtype=np.int64)
+    parts: list[tuple[int, int, int]] = []
+    at = 0
+    blocks, versions = [], []
+    for column, (of, by_version) in zip(
+        (0, 2), ((graph.reads, graph.read_versions), (graph.writes, graph.write_versions)), strict=True
+    ):
+        counts = np.fromiter(map(len, of), dtype=np.int64, count=len(of))
+        kernels[:, column + 1] = at + np.cumsum(counts)
+        kernels[:, column] = kernels[:, column + 1] - counts
+        at += int(counts.sum())
+        blocks += list(chain.from_iterable(of))
+        versions += list(chain.from_iterable(by_version))
+    plain = np.array([blocks, versions, [0] * at], dtype=np.int64).T
+    again = np.unique(columns.rows[columns.rows[:, 0] == RELAUNCH, 1]).tolist()
+    if not again:
+        return kernels, np.ascontiguousarray(plain)
+    ancestry = Ancestry.of(graph)
+    for k in again:
+        first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        known = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        inputs, outputs = ancestry.inputs[k], ancestry.outputs[k]
+        begin = at + len(parts)
+        parts += [(b, known[b], 0) for b in inputs]
+        parts += [(b, first[b], b in graph.reads[k]) for b in outputs]
+        middle = begin + len(inputs)
+        kernels[k, 4:] = begin, middle, middle, middle + len(outputs), ancestry.repeatable(k)
+    return kernels, np.concatenate([plain, np.array(parts, dtype=np.int64).reshape(-1, 3)])
