@@ -56,9 +56,9 @@ class Ancestry:
     @classmethod
     def of(cls, graph: TaskGraph) -> Ancestry:
         """That of a graph, made once."""
-        known: Ancestry | None = vars(graph).get("_ancestry")
+        known: Ancestry | None = graph.kept.get(("ancestry",))
         if known is None:
-            known = vars(graph)["_ancestry"] = cls(graph)
+            known = graph.kept["ancestry",] = cls(graph)
         return known
 
     @cached_property

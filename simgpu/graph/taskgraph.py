@@ -10,8 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from simgpu.garbage import no_collection
 from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.encodings import EncodedForm, EncodingCosts
 from simgpu.graph.layers import Layers, layers_of
@@ -52,7 +53,7 @@ class Round(NamedTuple):
 
 
 class GraphColumns(NamedTuple):
-    """Numbers of a `TaskGraph` as arrays, with its names."""
+    """Numbers of a `TaskGraph` as arrays of the same names."""
 
     durations: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -114,6 +115,7 @@ class TaskGraph:
     plain: TaskGraph | None = field(default=None, repr=False)
 
     @classmethod
+    @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
         number = {block.id: index for index, block in enumerate(trace.blocks)}
@@ -125,12 +127,12 @@ class TaskGraph:
         uses: list[list[int]] = [[] for _ in number]
         reads, writes, read_versions, write_versions = [], [], [], []
         for k, kernel in enumerate(trace.kernels):
-            kernel_reads = tuple(number[name] for name in kernel.reads)
-            kernel_writes = tuple(number[name] for name in kernel.writes)
-            read_versions.append(tuple(version[b] for b in kernel_reads))
+            kernel_reads = tuple(map(number.__getitem__, kernel.reads))
+            kernel_writes = tuple(map(number.__getitem__, kernel.writes))
+            read_versions.append(tuple(map(version.__getitem__, kernel_reads)))
             for b in kernel_writes:
                 version[b] += 1
-            write_versions.append(tuple(version[b] for b in kernel_writes))
+            write_versions.append(tuple(map(version.__getitem__, kernel_writes)))
             for b in dict.fromkeys(kernel_reads + kernel_writes):
                 uses[b].append(k)
             reads.append(kernel_reads)
@@ -191,6 +193,11 @@ class TaskGraph:
     def sizes_in(self, memory: str) -> tuple[int, ...]:
         """Bytes that each block takes in a memory: its copies may be smaller than the block in device memory."""
         return self.sizes if memory == DEVICE else self.copy_sizes
+
+    @cached_property
+    def kept(self) -> dict[tuple[object, ...], Any]:
+        """What others have found out about the graph, as long as it lives. Keys begin with a name of what it is."""
+        return {}
 
     @cached_property
     def columns(self) -> GraphColumns:

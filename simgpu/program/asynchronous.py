@@ -61,12 +61,13 @@ class Asynchronous:
     def kernel(self, k: int) -> None:
         """Kernel k with the recomputations before it, and the copies that begin with it."""
         code = self.writer.code[compute_stream(self.graph.streams[k])]
-        code += [Await(event) for event in self.order.before[k]]
-        if self.copied_out_with[k]:
+        if self.order.before[k]:
+            code += [Await(event) for event in self.order.before[k]]
+        if k in self.copied_out_with:
             begun = self._event()
             code.append(Signal(begun))
             self.started |= dict.fromkeys(self.copied_out_with[k], begun)
-        for swap in self.fetched_at[k]:
+        for swap in self.fetched_at.get(k, ()):
             self.writer.fetch(swap)
         for step in self.steps[self.first[k] : self.first[k + 1]]:
             for swap in step.fetched:
@@ -82,7 +83,7 @@ class Asynchronous:
         """Release what ends with kernel k, at once or when other compute streams have finished with it."""
         code = self.writer.code[compute_stream(self.graph.streams[k])]
         shared, events = self.order.shared[k]
-        if own := tuple(b for b in step.gives if b not in shared):
+        if own := tuple([b for b in step.gives if b not in shared]):
             code.append(Release(own))
         if k in self.order.signals:
             code.append(Signal(self.order.signals[k]))
@@ -91,7 +92,7 @@ class Asynchronous:
 
     def _copy_out(self, k: int) -> None:
         """Copy out what kernel k uses for the last time before its swap."""
-        code, leaving = self.writer.code[COMPUTE], self.copied_out_after[k]
+        code, leaving = self.writer.code[COMPUTE], self.copied_out_after.get(k, ())
         for swap in leaving:
             self.writer.encode(swap)
             if swap.encoded_by_gpu:
@@ -112,7 +113,8 @@ def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
     code: list[Instruction] = []
     if step.takes:
         code.append(Acquire(step.takes))
-        initialized = tuple(b for b in step.takes if graph.blocks[b].host_write is not None)
+        blocks = graph.blocks
+        initialized = tuple([b for b in step.takes if blocks[b].host_write is not None])
         if initialized and not step.again:
             code.append(Initialize(initialized))
     code.append(Launch(step.kernel, step.again, step.makes))

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from simgpu.errors import ProgramError
+from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec, is_memory
@@ -62,6 +63,7 @@ class CheckedProgram:
         return ColumnWriter(self.graph, self.memories, (), lambda src, dst: True).columns(self.program)
 
 
+@no_collection()
 def check_program(program: Program, graph: TaskGraph, node: NodeSpec | None = None) -> CheckedProgram:
     """Check the contents of a program. graph: the one it was planned for, without the program's transforms. node: the
     one it is to run on; without one, any memory but those of every node is accepted, and any link.

@@ -137,40 +137,50 @@ class _Walk:
 
 def _facts(graph: TaskGraph) -> Ints:
     """For each block the one that it is a form of, and whether the host may write it."""
-    facts = np.full((len(graph.blocks), 2), -1, dtype=np.int64)
+    if ("facts",) in graph.kept:
+        known: Ints = graph.kept["facts",]
+        return known
+    facts: Ints = np.full((len(graph.blocks), 2), -1, dtype=np.int64)
     for form, encoded in graph.encoded.items():
         facts[form, 0] = encoded.block
     facts[:, 1] = [block.persistent or block.host_write is not None for block in graph.blocks]
+    graph.kept["facts",] = facts
     return facts
 
 
 def _accesses(graph: TaskGraph, columns: Columns) -> tuple[Ints, Ints]:
     """The kernels' rows, and the accesses to which they refer."""
-    kernels = np.zeros((len(graph.kernels), 9), dtype=np.int64)
+    if ("accesses",) not in graph.kept:
+        graph.kept["accesses",] = _first_accesses(graph)
+    kernels, accesses = graph.kept["accesses",]
+    again = np.unique(columns.rows[columns.rows[:, 0] == RELAUNCH, 1]).tolist()
+    if not again:
+        return kernels, accesses
+    kernels, ancestry = kernels.copy(), Ancestry.of(graph)
     parts: list[tuple[int, int, int]] = []
+    for k in again:
+        first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        known = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
+        inputs, outputs = ancestry.inputs[k], ancestry.outputs[k]
+        begin = len(accesses) + len(parts)
+        parts += [(b, known[b], 0) for b in inputs]
+        parts += [(b, first[b], b in graph.reads[k]) for b in outputs]
+        middle = begin + len(inputs)
+        kernels[k, 4:] = begin, middle, middle, middle + len(outputs), ancestry.repeatable(k)
+    return kernels, np.concatenate([accesses, np.array(parts, dtype=np.int64).reshape(-1, 3)])
+
+
+def _first_accesses(graph: TaskGraph) -> tuple[Ints, Ints]:
+    """The same for kernels that run for the first time."""
+    kernels = np.zeros((len(graph.kernels), 9), dtype=np.int64)
     at = 0
     blocks, versions = [], []
-    for column, (of, by_version) in zip(
-        (0, 2), ((graph.reads, graph.read_versions), (graph.writes, graph.write_versions)), strict=True
-    ):
+    ways = ((graph.reads, graph.read_versions), (graph.writes, graph.write_versions))
+    for column, (of, by_version) in zip((0, 2), ways, strict=True):
         counts = np.fromiter(map(len, of), dtype=np.int64, count=len(of))
         kernels[:, column + 1] = at + np.cumsum(counts)
         kernels[:, column] = kernels[:, column + 1] - counts
         at += int(counts.sum())
         blocks += list(chain.from_iterable(of))
         versions += list(chain.from_iterable(by_version))
-    plain = np.array([blocks, versions, [0] * at], dtype=np.int64).T
-    again = np.unique(columns.rows[columns.rows[:, 0] == RELAUNCH, 1]).tolist()
-    if not again:
-        return kernels, np.ascontiguousarray(plain)
-    ancestry = Ancestry.of(graph)
-    for k in again:
-        first = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
-        known = first | dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-        inputs, outputs = ancestry.inputs[k], ancestry.outputs[k]
-        begin = at + len(parts)
-        parts += [(b, known[b], 0) for b in inputs]
-        parts += [(b, first[b], b in graph.reads[k]) for b in outputs]
-        middle = begin + len(inputs)
-        kernels[k, 4:] = begin, middle, middle, middle + len(outputs), ancestry.repeatable(k)
-    return kernels, np.concatenate([plain, np.array(parts, dtype=np.int64).reshape(-1, 3)])
+    return kernels, np.stack([np.array(each, dtype=np.int64) for each in (blocks, versions, [0] * at)], axis=1)

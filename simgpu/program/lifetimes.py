@@ -31,8 +31,9 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     births: list[list[int]] = [[] for _ in graph.kernels]
     deaths: list[list[int]] = [[] for _ in graph.kernels]
     survivors, reinitialized = [], []
+    first = graph.births
     for k, writes in enumerate(graph.writes):
-        births[k] = [b for b in writes if graph.births[b] == k]
+        births[k] = [b for b in writes if first[b] == k]
     for b, birth in enumerate(graph.births):
         if birth is None:
             continue

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simgpu.errors import InputError, ProgramError
+from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
 from simgpu.program.asynchronous import Asynchronous, launch
 from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
@@ -35,6 +36,7 @@ from simgpu.program.swaps import SwapWriter
 from simgpu.timeline.streams import StreamId
 
 
+@no_collection()
 def lower(graph: TaskGraph, placement: Placement, *, recorded_lifetimes: bool = False) -> Program:
     """The program of a placement.
 
@@ -164,7 +166,8 @@ class _Lowering:
             self._end([b for b in survivors if self._round_of(b) == part], order)
             segments.append(self._segment(part.repeat))
         notes = open_lifetimes(graph) if self.recorded_lifetimes else ()
-        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in set(reinitialized))
+        again = set(reinitialized)
+        resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in again)
         return Program(tuple(segments), resident=resident, notes=notes)
 
     def _round_of(self, b: int) -> Round:

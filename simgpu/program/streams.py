@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.program.instructions import COMPUTE
 from simgpu.timeline.streams import StreamId
 
 
+@cache
 def compute_stream(number: int) -> StreamId:
     """The compute stream with that number in the trace."""
     return StreamId(0, "compute", number)

@@ -97,8 +97,8 @@ def verify(
           launch B1
     """
     checked = checked or check_program(program, graph, node)
-    if capacity is not None and not program.unlimited_memory and program.residency is None:
-        check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
+    if capacity is not None:
+        check_budget(checked, capacity, alignment)
     writes = writes_of(program, checked.graph)
     if len(program) >= _LONG and is_ready("simgpu.program.compiled_walk", "walk"):
         from simgpu.program.fast_walk import keeps_rules
@@ -106,6 +106,13 @@ def verify(
         if keeps_rules(checked, writes):
             return
     ProgramWalk(program, checked, writes).run()
+
+
+def check_budget(checked: CheckedProgram, capacity: int, alignment: int = 1) -> None:
+    """Raise `OutOfMemoryError` if the blocks of a single kernel are larger than `capacity` (bytes)."""
+    program = checked.program
+    if not program.unlimited_memory and program.residency is None:
+        check_kernels_fit(checked.graph, capacity, alignment, excluded=_on_the_host(program))
 
 
 def _on_the_host(program: Program) -> frozenset[int]:
@@ -125,11 +132,15 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
 
     excluded: kernels that do not run on a GPU.
     """
-    sizes = [aligned(size, alignment) for size in graph.sizes]
-    for k, kernel in enumerate(graph.kernels):
-        blocks = set(graph.reads[k]) | set(graph.writes[k])
-        need = sum(sizes[b] for b in blocks)
+    key = "bytes of kernels", alignment
+    if key not in graph.kept:
+        sizes = [aligned(size, alignment) for size in graph.sizes]
+        each = zip(graph.reads, graph.writes, strict=True)
+        graph.kept[key] = [sum([sizes[b] for b in {*reads, *writes}]) for reads, writes in each]
+    for k, need in enumerate(graph.kept[key]):
         if need > capacity and k not in excluded:
+            kernel, blocks = graph.kernels[k], {*graph.reads[k], *graph.writes[k]}
+            sizes = [aligned(size, alignment) for size in graph.sizes]
             holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
             waiting = f"kernel {kernel.id} ({kernel.op}) alone"
             raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)

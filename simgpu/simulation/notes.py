@@ -37,9 +37,9 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
     notes, of_node = [], gpu.is_called(info.device)
     if not of_node:
         notes.append(f"of {info.device}, not of the node's {gpu.name}, which gives memory and links")
-    modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
-    if info.origin is Origin.MODELLED and modelled is not None:
-        notes += model_notes(modelled, info.product_formats)
+    if info.origin is Origin.MODELLED:
+        modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
+        notes += [] if modelled is None else model_notes(modelled, info.product_formats)
     return ". ".join(notes)
 
 

@@ -15,16 +15,16 @@ from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
-from simgpu.policies.calling import checked_fits, planned, reclaiming
+from simgpu.policies.calling import checked_fits, reclaiming
 from simgpu.policies.registry import make_policy
-from simgpu.program.check import check_program, not_a_program
+from simgpu.program.check import not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
-from simgpu.program.verify import verify
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.notes import on_compression, on_compute, on_epoch, on_exchange, on_gpus, on_output
 from simgpu.simulation.result import Result
+from simgpu.simulation.reuse import planned_once, verified
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
@@ -61,7 +61,7 @@ def simulate(
     config = _checked(trace, node, policy, config, settings)
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     run = _Run.of(trace, node, chosen, config)
-    program = planned(chosen, run.context(carried, progress))
+    program = planned_once(chosen, run.context(carried, progress))
     try:
         return run.trial(program)
     except ProgramError as error:
@@ -182,8 +182,7 @@ class _Run:
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are recorded, memory is unknown")
         node = self.node
-        checked = check_program(program, self.graph, node)
-        verify(program, self.graph, capacity=self.budget, alignment=node.gpu.alignment, node=node, checked=checked)
+        checked = verified(program, self.graph, node, self.budget)
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
         ran = checked.graph

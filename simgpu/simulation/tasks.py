@@ -9,7 +9,7 @@ from threading import Lock
 
 from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.trace.entries import is_of_entries
 from simgpu.trace.epochs import nearest_epoch
 from simgpu.trace.model import Trace
@@ -21,28 +21,47 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
 
     Other batch sizes use the time model of the trace's GPU: the node's, or else the shipped one of that name.
     """
+    used = _used(trace, node, epoch)
     with _LOCK:
         for known in _LAST:
-            if known[0] is trace and known[1:3] == (node, epoch):
-                return known[3]
+            if known[0] is trace and known[1] == used:
+                return known[2]
     graph = _task_graph(trace, node, epoch)
     with _LOCK:
-        _LAST.appendleft((trace, node, epoch, graph))
+        _LAST.appendleft((trace, used, graph))
     return graph
 
 
-#: The last results: comparisons of policies and searches of batch sizes request the same graphs again.
-_LAST: deque[tuple[Trace, NodeSpec, int, TaskGraph]] = deque(maxlen=2)
+#: The last results, with what was used of node and epoch: comparisons of policies, searches of batch sizes, and other
+#: links request the same graphs again.
+_LAST: deque[tuple[Trace, tuple[object, ...], TaskGraph]] = deque(maxlen=2)
 #: Threads may simulate side by side.
 _LOCK = Lock()
 
 
+def _used(trace: Trace, node: NodeSpec, epoch: int) -> tuple[object, ...]:
+    """What the task graph uses of a node and an epoch: of a trace without sizes in any codec only the GPU's own time
+    model."""
+    if _has_no_codec(trace) and node.gpu.buddy is None:
+        return (_own(trace, node),)
+    return node, epoch
+
+
+def _own(trace: Trace, node: NodeSpec) -> GpuSpec | None:
+    """The node's GPU if the trace is of it, and it has a time model."""
+    return node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+
+
+def _has_no_codec(trace: Trace) -> bool:
+    return not trace.sparsity and all(map(is_of_entries, trace.compressibility))
+
+
 def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
-    own = node.gpu if node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
+    own = _own(trace, node)
     graph = replace(
         TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(at_batch(trace, batch, own), node, epoch))
     )
-    if not trace.sparsity and all(map(is_of_entries, trace.compressibility)):  # those tell no size in any codec
+    if _has_no_codec(trace):
         return _footprints(graph, node, epoch)
     costs = NodeCosts(trace, node, epoch)
     sizes = graph.copy_sizes

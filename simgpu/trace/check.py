@@ -6,9 +6,13 @@ import datetime
 import math
 from collections.abc import Set
 from dataclasses import fields
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 from weakref import WeakValueDictionary
 
 from simgpu.errors import Problem
+from simgpu.garbage import no_collection
 from simgpu.trace.check_order import check_order, check_saved
 from simgpu.trace.entries import entries_of
 from simgpu.trace.model import (
@@ -24,7 +28,7 @@ from simgpu.trace.model import (
     Trace,
     TraceInfo,
 )
-from simgpu.trace.row_checks import Place, Problems, Row, is_count, is_text, rows_of
+from simgpu.trace.row_checks import Place, Problems, Row, are_counts, are_ids, are_texts, is_count, is_text, rows_of
 
 #: The tables of a trace.
 _TABLES = tuple(field.name for field in fields(Trace) if field.name not in ("info", "name"))
@@ -32,6 +36,7 @@ _TABLES = tuple(field.name for field in fields(Trace) if field.name not in ("inf
 _VALID: WeakValueDictionary[int, Trace] = WeakValueDictionary()
 
 
+@no_collection()
 def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     """Every problem of a trace; an empty list means it is valid.
 
@@ -99,6 +104,8 @@ def _check_info(row: Row) -> None:
 def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
     if not kernels:
         problems.add("kernels", -1, "", "no kernels", "a trace has at least one kernel")
+    if _are_plain_kernels(kernels):
+        return
     seen: dict[str, int] = {}
     for row in rows_of(problems, "kernels", kernels):
         kernel: Kernel = row.values
@@ -117,11 +124,42 @@ def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
                 row.add(column, f"block '{twice}' is named twice", "name each block once")
 
 
+def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
+    """Whether no kernel has a mistake; one that may have is looked at by `_check_kernels`."""
+
+    def column(name: str) -> list[Any]:
+        return list(map(attrgetter(name), kernels))
+
+    ids = column("id")
+    counts = all(are_counts(column(name)) for name in ("duration_ns", "stream"))
+    optional = all(are_counts(column(name), optional=True) for name in ("start_ns", "flops", "dram_bytes", "iqr_ns"))
+    texts = are_texts(column("op")) and are_texts(column("layer"), optional=True)
+    once = all(len(set(blocks)) == len(blocks) for blocks in (*column("reads"), *column("writes")))
+    phases = set(map(type, column("phase"))) <= {Phase}
+    return are_ids(ids) and RELEASED_AT_END not in ids and counts and optional and texts and once and phases
+
+
+def _are_plain_blocks(blocks: tuple[Block, ...]) -> bool:
+    """Whether no block has a mistake."""
+
+    def column(name: str) -> list[Any]:
+        return list(map(attrgetter(name), blocks))
+
+    kinds = set(map(type, column("kind"))) <= {BlockKind}
+    texts = are_texts(column("layer"), optional=True) and are_texts(column("dtype"), optional=True)
+    shapes = [shape for shape in column("shape") if shape is not None]
+    sides = all(type(shape) is tuple for shape in shapes) and are_counts(list(chain.from_iterable(shapes)))
+    once = not any(block.persistent and block.host_write is not None for block in blocks)
+    return are_ids(column("id")) and kinds and are_counts(column("bytes")) and texts and sides and once
+
+
 def _check_blocks(trace: Trace, problems: Problems) -> None:
     named = (name for kernel in trace.kernels for name in (*kernel.reads, *kernel.writes))
     if not trace.blocks and (name := next(named, None)) is not None:
         what = f"no blocks, although kernels name some, '{name}' for one"
         problems.add("blocks", -1, "", what, "add a row for each block that a kernel reads or writes")
+    if _are_plain_blocks(trace.blocks):
+        return
     seen: dict[str, int] = {}
     for row in rows_of(problems, "blocks", trace.blocks):
         block: Block = row.values
@@ -178,6 +216,8 @@ def _check_tables(trace: Trace, problems: Problems) -> None:
         row.counts("epoch", "entry_bytes", "bytes", "entries")
         row.positive("entry_bytes", "entries")
         check_once(row, "block", "epoch", "codec", "layout", "entry_bytes", "bytes")
+    if not trace.accesses:
+        return
     touched = {
         (kernel.id, b, w) for kernel in trace.kernels for w, of in enumerate((kernel.reads, kernel.writes)) for b in of
     }

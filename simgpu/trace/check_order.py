@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SavedTensor, Trace
 from simgpu.trace.row_checks import Problems, Row, rows_of
@@ -36,8 +37,10 @@ def check_order(trace: Trace, problems: Problems) -> None:
         _check_known(trace.kernels, blocks, problems)
     uses = _collect_uses(trace.kernels, blocks)
     _check_early_reads(trace.kernels, uses, problems)
-    for row in rows_of(problems, "blocks", trace.blocks):
-        block: Block = row.values
+    for index, block in enumerate(trace.blocks):
+        if _lives_well(block, uses, position):
+            continue
+        row = Row(problems, "blocks", index, block)
         created = _position_of(block.host_write, "host_write", row, position)
         release = None
         if block.release != RELEASED_AT_END:
@@ -45,6 +48,18 @@ def check_order(trace: Trace, problems: Problems) -> None:
         _check_life(row, trace.kernels, uses, created, release)
         if block.kind is BlockKind.WORKSPACE:
             _check_workspace(row, trace.kernels, uses, release)
+
+
+def _lives_well(block: Block, uses: _Uses, position: dict[str, int]) -> bool:
+    """Whether a block certainly has no problem: most are used until they are released, and need no closer look."""
+    if block.host_write is not None or block.kind is BlockKind.WORKSPACE:
+        return False
+    last = uses.last.get(block.id)
+    if last is None:
+        return block.persistent and block.release is None
+    if block.release is None or block.release == RELEASED_AT_END:
+        return True
+    return position.get(block.release, -1) >= last
 
 
 def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
@@ -65,6 +80,8 @@ def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
 
 def _check_known(kernels: tuple[Kernel, ...], blocks: dict[str, Block], problems: Problems) -> None:
     unknown: set[str] = set()
+    if blocks.keys() >= set(chain.from_iterable([*kernel.reads, *kernel.writes] for kernel in kernels)):
+        return
     for row in rows_of(problems, "kernels", kernels):
         kernel: Kernel = row.values
         for column, ids in (("reads", kernel.reads), ("writes", kernel.writes)):

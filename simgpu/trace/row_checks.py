@@ -34,6 +34,29 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= LARGEST
 
 
+def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
+    """Whether all values are counts, or None where that is allowed; in bulk, because traces are long."""
+    if not set(map(type, values)) <= ({int, type(None)} if optional else {int}):
+        return False
+    counts: list[Any] = [value for value in values if value is not None]
+    return not counts or (min(counts) >= 0 and max(counts) <= LARGEST)
+
+
+def are_texts(values: Sequence[object], *, optional: bool = False) -> bool:
+    """Whether all values are texts, or None where that is allowed."""
+    if not set(map(type, values)) <= ({str, type(None)} if optional else {str}):
+        return False
+    return all(value is None or is_text(value) for value in set(values))
+
+
+def are_ids(values: Sequence[Any]) -> bool:
+    """Whether all values are ids, and no two are the same."""
+    if not set(map(type, values)) <= {str} or not all(values) or len(set(values)) < len(values):
+        return False
+    joined = "".join(values)
+    return joined.isprintable() and " " not in joined
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of a table, with the checks that need nothing but its own values."""
