@@ -54,8 +54,8 @@ def planned_once(policy: Policy, context: PlanContext) -> Program:
     """
     if not type(policy).__module__.startswith("simgpu."):
         return planned(policy, context)
-    plans: dict[tuple[type, Policy], tuple[Program, Contents]] = context.graph.kept.setdefault(("plans",), {})
-    key = type(policy), policy
+    plans: dict[tuple[object, Policy], tuple[Program, Contents]] = context.graph.kept.setdefault(("plans",), {})
+    key = type(policy).plan, policy
     try:
         known = plans.get(key)
     except TypeError:  # a parameter that cannot be hashed
