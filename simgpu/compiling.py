@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -18,9 +19,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **options: Any) -> Function:
     """The function, compiled at its first call; `options` are those of `numba.njit`.
 
-    The machine code is cached on disk where this user may write. numba invalidates it when the function's own file
-    changes, so a cached function calls only functions of that file and of the modules in `depends_on`, whose source is
-    made part of its name in the cache. Raises `MissingExtraError` without numba.
+    The machine code is cached on disk where this user may write and there is room. numba invalidates it when the
+    function's own file changes, so a cached function calls only functions of that file and of the modules in
+    `depends_on`, whose source is made part of its name in the cache. Raises `MissingExtraError` without numba.
     """
     sources = "".join(map(inspect.getsource, depends_on))
     if sources:
@@ -29,10 +30,25 @@ def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **option
         import numba
     except ImportError:
         raise MissingExtraError("running compiled functions", "numba") from None
-    try:
-        return cast("Function", numba.njit(function, cache=True, **options))
-    except RuntimeError:  # numba finds no folder that this user may write to
-        return cast("Function", numba.njit(function, **options))
+    dispatcher = numba.njit(function, **options)
+    with suppress(RuntimeError):  # numba finds no folder that this user may write to
+        dispatcher._cache = _forgiving_cache(function)
+    return cast("Function", dispatcher)
+
+
+def _forgiving_cache(function: Function) -> Any:
+    """Numba's cache of a function on disk, where a full disk is no error: the next process compiles again."""
+    from numba.core.caching import FunctionCache
+
+    cache = FunctionCache(function)
+    save = cache.save_overload
+
+    def save_if_possible(*compiled: Any) -> None:
+        with suppress(OSError):
+            save(*compiled)
+
+    cache.save_overload = save_if_possible
+    return cache
 
 
 def is_cached(module: str, function: str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Any
 
-import numba
 import pytest
 
 from simgpu.compiling import compiled
@@ -23,12 +23,21 @@ def test_a_missing_numba_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_function_is_compiled_even_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit = numba.njit
+    def refusing(function: Any) -> Any:
+        raise RuntimeError("cannot cache function 'twice': no locator available for file")
 
-    def refusing(function: Any, cache: bool = False, **options: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function 'twice': no locator available for file")
-        return njit(function, **options)
-
-    monkeypatch.setattr(numba, "njit", refusing)
+    monkeypatch.setattr("numba.core.caching.FunctionCache", refusing)
     assert compiled(twice)(21) == 42
+
+
+def test_a_function_is_compiled_even_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def full(cache: Any, key: Any, data: Any) -> None:
+        tried.append(key)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", lambda cache, key: None)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
+    assert compiled(twice)(21) == 42
+    assert tried

@@ -13,9 +13,6 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.compare import compare
-from simgpu.experiments.scenarios.catalogue import shipped_scenarios
-from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import HOST, Duplex, GpuSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
@@ -186,20 +183,6 @@ def test_a_run_whose_numbers_pass_64_bits_is_left_to_the_simulator() -> None:
     program = lower(graph, Placement((Swap(0, 0, 3, 3),)))
     expected = run_program(program, graph, node, budget=None, engine="simpy")
     assert outcome(run_program(program, graph, node, budget=None, engine="compiled")) == outcome(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", shipped_scenarios())
-def test_both_engines_give_the_same_for_shipped_scenarios(name: str) -> None:
-    scenario = load_scenario(name)
-    simpy, compiled = (compare(replace(scenario, engine=engine)) for engine in ("simpy", "compiled"))
-    for one, other in zip(simpy, compiled, strict=True):
-        if one.result is None:
-            assert str(one.outcome) == str(other.outcome)
-            continue
-        assert other.result is not None
-        assert one.result.metrics == other.result.metrics
-        assert list(one.result.timeline) == list(other.result.timeline)
 
 
 def test_a_program_that_the_compiled_engine_lacks_runs_on_simpy_with_a_note() -> None:
