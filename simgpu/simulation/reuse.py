@@ -18,8 +18,9 @@ from simgpu.program.instructions import Instruction, Program
 from simgpu.program.verify import check_budget, verify
 from simgpu.timeline.streams import StreamId
 
-#: Plans and checked programs that are kept of one graph.
-_MOST = 8
+#: Plans and checked programs that are kept of one graph, and the most instructions that one of them has: larger ones
+#: would hold much memory for as long as the graph is used.
+_MOST, _LARGEST = 8, 200_000
 
 
 #: The streams of a program's segments, to see whether somebody has changed them since.
@@ -64,7 +65,7 @@ def planned_once(policy: Policy, context: PlanContext) -> Program:
         return known[0]
     watched = WatchedContext(**{name: getattr(context, name) for name in _FIELDS})
     program = planned(policy, watched)
-    if watched.seen <= {"graph"}:
+    if watched.seen <= {"graph"} and len(program) <= _LARGEST:
         _keep(plans, key, (program, _contents(program)))
     return program
 
@@ -80,7 +81,8 @@ def verified(program: Program, graph: TaskGraph, node: NodeSpec, budget: int) ->
         return known[0]
     checked = check_program(program, graph, node)
     verify(program, graph, capacity=budget, alignment=node.gpu.alignment, node=node, checked=checked)
-    _keep(kept, key, (checked, _contents(program)))
+    if len(program) <= _LARGEST:
+        _keep(kept, key, (checked, _contents(program)))
     return checked
 
 
