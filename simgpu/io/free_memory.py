@@ -14,7 +14,7 @@ _PROC = Path("/proc")
 _GROUP = Path("/sys/fs/cgroup")
 
 
-def require_memory(path: Path, files: Iterable[Path], factor: int) -> None:
+def require_memory(path: Path, files: Iterable[Path], factor: float) -> None:
     """Raises `InputError` when files that are read at once would not fit into the memory that is free now.
 
     path: what the user named. files: those that are read for it; a missing one counts nothing, its reader
@@ -29,11 +29,11 @@ def require_memory(path: Path, files: Iterable[Path], factor: int) -> None:
     raise too_large(path, size, factor, free)
 
 
-def too_large(path: Path, size: int, factor: int, free: int) -> InputError:
+def too_large(path: Path, size: int, factor: float, free: int) -> InputError:
     """The error for a file of at least `size` bytes that needs `factor` times as much memory."""
     what = (
         f"is larger than this machine's memory: reading its {format_bytes(size)} takes about "
-        f"{format_bytes(size * factor)}, with {format_bytes(free)} free"
+        f"{format_bytes(int(size * factor))}, with {format_bytes(free)} free"
     )
     remedy = "give a shorter one, such as a single iteration, or a machine or a limit with more memory"
     return InputError.single(path, "", what, remedy)

@@ -40,9 +40,9 @@ _FILES = (FILE, *(table.file for table in _TABLES.values()))
 _KNOWN = (*_FILES, ENTRIES)
 #: A file with one of these endings and an unknown name is most likely misspelt.
 _ENDINGS = (".csv", ".yaml", ".yml", ".npz")
-#: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 6.0 to 9.3
+#: Bytes of memory that a byte of these files takes while they are read and checked, by Python's own count: 5.4 to 9.3
 #: on the shipped traces of over 10 KB, which tests hold to it; more where the rows are short.
-MEMORY_FACTOR = 8
+MEMORY_FACTOR = 7.5
 
 
 def load_trace(name_or_path: str | Path, base: Path | None = None) -> Trace:
