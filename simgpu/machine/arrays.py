@@ -16,7 +16,9 @@ from simgpu.machine.engines import Engines, Lane
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.transfer import NANO, copy_ns
 from simgpu.program.check import CheckedProgram
-from simgpu.program.columns import (
+from simgpu.program.code import Ints
+from simgpu.program.columns import Columns
+from simgpu.program.opcodes import (
     ACQUIRE,
     AWAIT,
     COPY,
@@ -29,8 +31,6 @@ from simgpu.program.columns import (
     RELAUNCH,
     RELEASE,
     SIGNAL,
-    Columns,
-    Ints,
 )
 from simgpu.timeline.model import SpanKind
 
@@ -60,8 +60,10 @@ class ProgramTables:
 class TableWriter:
     """Makes the tables of one program on one node. Raises `OverflowError` for numbers of more than 64 bits."""
 
-    def __init__(self, checked: CheckedProgram, node: NodeSpec, engines: Engines, memories: Memories) -> None:
-        self.columns: Columns = checked.columns
+    def __init__(
+        self, checked: CheckedProgram, columns: Columns, node: NodeSpec, engines: Engines, memories: Memories
+    ) -> None:
+        self.columns = columns
         self.graph: TaskGraph = checked.graph
         self.node = node
         self.engines = engines

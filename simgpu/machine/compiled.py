@@ -14,11 +14,11 @@ from typing import Any
 from simgpu.compiling import compiled
 from simgpu.machine import compiled_pools
 from simgpu.machine.compiled_pools import LIVE, LOGGED, USED, acquire, release
-from simgpu.program import columns
-from simgpu.program.columns import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
+from simgpu.program import opcodes
+from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
 # Without counts of references, which would take most of the time; so no function may make an array.
-_machine = partial(compiled, depends_on=(compiled_pools, columns), _nrt=False)
+_machine = partial(compiled, depends_on=(compiled_pools, opcodes), _nrt=False)
 
 # What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
 # link's latency until a time; its bytes flow; they have arrived; it has finished.

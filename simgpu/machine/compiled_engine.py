@@ -18,8 +18,10 @@ from simgpu.machine.engines import Engines
 from simgpu.machine.log import Ran, in_order
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
-from simgpu.program.columns import ACQUIRE, COPY, LAUNCH, RELEASE, Columns, DoubtfulError, Ints
+from simgpu.program.code import Ints
+from simgpu.program.columns import Columns
 from simgpu.program.instructions import Program
+from simgpu.program.opcodes import ACQUIRE, COPY, LAUNCH, RELEASE
 
 #: How a program is run, see `simgpu.machine.run.run_program`.
 Engine = Literal["auto", "simpy", "compiled"]
@@ -65,23 +67,25 @@ def run_compiled(
 ) -> Ran | None:
     """Run a program; None for a run that stops before all streams have finished, whose numbers may pass 64 bits, or
     whose offsets no pool has. The memories hold what they hold at the start, and still do afterwards."""
-    try:
-        columns = checked.columns
-        if columns.offsets and not isinstance(memories.devices[0].pool, AddressedPool):
-            return None
-        tables = TableWriter(checked, node, engines, memories).tables()
-        if not _fits(columns, tables, iterations):
-            return None
-        return _run(checked, tables, memories, iterations)
-    except (OverflowError, DoubtfulError):
+    columns = checked.columns
+    if columns is None or (columns.offsets and not isinstance(memories.devices[0].pool, AddressedPool)):
         return None
+    try:
+        tables = TableWriter(checked, columns, node, engines, memories).tables()
+    except OverflowError:
+        return None
+    if not _fits(columns, tables, iterations):
+        return None
+    return _run(checked, columns, tables, memories, iterations)
 
 
-def _run(checked: CheckedProgram, tables: ProgramTables, memories: Memories, iterations: int) -> Ran | None:
+def _run(
+    checked: CheckedProgram, columns: Columns, tables: ProgramTables, memories: Memories, iterations: int
+) -> Ran | None:
     from simgpu.machine import compiled as machine
     from simgpu.machine import compiled_pools as pools
 
-    columns, ops = checked.columns, tables.ops
+    ops = tables.ops
     streams, executed = len(columns.first), iterations * _executed(columns)
     state = np.zeros((streams, 11), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec, is_memory
+from simgpu.program.code import Code
 from simgpu.program.columns import Columns, ColumnWriter
 from simgpu.program.faults import a_type, bool_fault, int_fault, number_fault, raised, several, shown
 from simgpu.program.instructions import (
@@ -49,18 +50,26 @@ _EXECUTED = 10**8
 
 @dataclass(frozen=True)
 class CheckedProgram:
-    """graph: with the program's transforms applied. signalled: by event, the segment that signals it. memories: those
-    that the program uses, device and host first."""
+    """graph: with the program's transforms applied. memories: those that the program uses, device and host first.
+    columns: the program as arrays, None if its numbers need more than 64 bits."""
 
     program: Program
     graph: TaskGraph
-    signalled: dict[int, int]
-    memories: tuple[str, ...] = (DEVICE, HOST)
+    memories: tuple[str, ...]
+    columns: Columns | None
 
     @cached_property
-    def columns(self) -> Columns:
-        """The program as columns. Raises `DoubtfulError` for numbers of more than 64 bits."""
-        return ColumnWriter(self.graph, self.memories, (), lambda src, dst: True).columns(self.program)
+    def signalled(self) -> dict[int, int]:
+        """By event, the segment that signals it."""
+        if self.columns is not None:
+            return self.columns.signalled
+        return {
+            instruction.event: index
+            for index, segment in enumerate(self.program.segments)
+            for code in segment.streams.values()
+            for instruction in code
+            if isinstance(instruction, Signal)
+        }
 
 
 @no_collection()
@@ -194,7 +203,7 @@ def _faults_of_segments(program: Program) -> Iterator[str]:
         for stream, code in streams.items():
             if fault := _stream_fault(stream):
                 yield f"segment {index}: {fault}"
-            elif type(code) is not tuple:
+            elif type(code) is not tuple and type(code) is not Code:
                 yield f"segment {index}, {stream}: its instructions are {a_type(code)}, not a tuple"
 
 
@@ -262,10 +271,9 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        checked = CheckedProgram(self.program, self.graph, self.signalled, tuple(self.memories))
-        if columns is not None:
-            vars(checked)["columns"] = columns
-        return checked
+        # A program that names memories without a node is looked at one by one first.
+        columns = self._columns() if columns is None else columns
+        return CheckedProgram(self.program, self.graph, tuple(self.memories), columns)
 
     def _columns(self) -> Columns | None:
         """The columns of a program whose instructions are certainly right, else None."""
@@ -280,10 +288,10 @@ class _Checking:
             columns = writer.columns(self.program)
         except Exception:  # it is doubtful, or an object in it lacks its fields, or fails when it is looked at
             return None
-        self.memories, self.signalled = dict.fromkeys(writer.memories), writer.signalled
+        self.memories = dict.fromkeys(writer.memories)
         return columns
 
-    def _stream(self, index: int, stream: StreamId, code: tuple[Any, ...]) -> None:
+    def _stream(self, index: int, stream: StreamId, code: Sequence[Any]) -> None:
         checks = self._check
         for position, instruction in enumerate(code):
             kind = type(instruction)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import (
-    INSTRUCTIONS,
-    Acquire,
-    Await,
-    Copy,
-    Decode,
-    Encode,
-    Initialize,
-    Launch,
-    Location,
-    Program,
-    Release,
-    Signal,
+from simgpu.program.code import Code, DoubtfulError, Ints, coded
+from simgpu.program.instructions import Program
+from simgpu.program.opcodes import (
+    ACQUIRE,
+    AWAIT,
+    COPY,
+    COPY_AS,
+    DECODE,
+    ENCODE,
+    END,
+    INITIALIZE,
+    LAUNCH,
+    RELAUNCH,
+    RELEASE,
+    SIGNAL,
 )
+from simgpu.timeline.streams import StreamId
 
-Ints = NDArray[np.int64]
-_KINDS = set(INSTRUCTIONS)
-
-#: The first column: what a row is. The order of the first eight is that within an instant, the last of them together.
-PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, RELAUNCH, COPY_AS, ENCODE, DECODE, INITIALIZE = range(13)
+#: What a stream's code may contain.
+_CODES = {AWAIT, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, RELAUNCH, ENCODE, DECODE, INITIALIZE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,20 +73,22 @@ class Columns:
         segments = np.tile(np.arange(len(self.repeats)), len(self.first))
         return np.repeat(segments, np.diff([*self.first.ravel(), len(self.rows)]))
 
-
-class DoubtfulError(Exception):
-    """Something in a program is not as simple as columns need it."""
+    @property
+    def signalled(self) -> dict[int, int]:
+        """By event, as the program calls it, the segment that signals it."""
+        rows = np.flatnonzero(self.rows[:, 0] == SIGNAL)
+        numbers, segments = self.rows[rows, 1].tolist(), self.segments_of_rows[rows].tolist()
+        return {self.events[event]: segment for event, segment in zip(numbers, segments, strict=True)}
 
 
 class ColumnWriter:
-    """Writes the columns of a program, as an `Effects` of its instructions, and looks at all fields on the way.
+    """Writes the columns of a program, and looks at all numbers on the way.
 
     It accepts only what is certainly right, and raises `DoubtfulError` for the rest, which `simgpu.program.check` then
-    examines. So it checks in bulk what it can: types and ranges of whole columns, each way of a copy once.
+    examines. It checks whole columns: types and ranges, each way of a copy and each form of a block once.
 
     memories: the names of memories by number; more of `known` are added as the program names them. can_copy: whether a
-    program may copy from one memory to another; None if it may move no block. signalled: by event, the segment that
-    signals it.
+    program may copy from one memory to another; None if it may move no block.
     """
 
     def __init__(
@@ -100,138 +102,156 @@ class ColumnWriter:
         self.memories = {name: number for number, name in enumerate(memories)}
         self.known = known
         self.can_copy = can_copy
-        self.rows: list[int] = []
-        self.blocks: list[int] = []
-        self.offsets: dict[int, tuple[int, ...]] = {}
-        self.events: dict[int, int] = {}
-        self.ways: dict[tuple[str, str], tuple[int, int]] = {}
-        self.signalled: dict[int, int] = {}
-        self.segment = 0
 
     def columns(self, program: Program) -> Columns:
         """The columns of a program whose segments, streams and sizes are checked."""
-        first, launched = [], set()
-        for stream in program.streams:
-            for self.segment, segment in enumerate(program.segments):
-                code = segment.streams.get(stream, ())
-                kinds = set(map(type, code))
-                if not kinds <= _KINDS:
-                    raise DoubtfulError
-                if Launch in kinds:
-                    launched.add(stream.role)
-                first.append(len(self.rows) // 4)
-                for instruction in code:
-                    instruction.apply(self)
-                self.rows += (END, 0, 0, 0)
-        self._must(not launched or ("compute" in launched and launched <= {"compute", "host"}))
-        self._must(len(self.events) == len(self.signalled))
-        # Codes and the last operands are the writer's own.
-        for given in (self.rows[1::4], self.rows[2::4], self.blocks):
-            self._must(set(map(type, given)) <= {int})
-        rows = _numbers(self.rows).reshape(-1, 4)
-        blocks = _numbers(self.blocks)
-        self._check_ranges(rows, blocks)
-        shape = (-1, len(program.segments))
-        repeats = np.array([segment.repeat for segment in program.segments], dtype=np.int64)
-        begins = np.array(first, dtype=np.int64).reshape(shape)
-        return Columns(rows, begins, repeats, blocks, tuple(self.memories), tuple(self.events), self.offsets)
+        streams, segments = program.streams, program.segments
+        empty = coded(())
+        codes = [self._code(segment.streams.get(stream, empty)) for stream in streams for segment in segments]
+        self._must(bool(codes))
+        self._check_streams(streams, codes, len(segments))
+        lengths = np.array([len(code) + 1 for code in codes], dtype=np.int64)
+        first = np.cumsum(lengths) - lengths
+        part = np.repeat(np.arange(len(codes)), lengths)
+        end = np.array([[END, 0, 0, 0]], dtype=np.int64)
+        rows = np.concatenate([each for code in codes for each in (code.rows, end)])
+        blocks = np.concatenate([code.blocks for code in codes])
+        self._requests(rows, blocks, codes, part)
+        self._forms(rows, codes, part)
+        self._copies(rows, codes, part)
+        self._check_kernels(rows)
+        events = self._events(rows)
+        offsets = {
+            int(begin) + at: given
+            for begin, code in zip(first.tolist(), codes, strict=True)
+            for at, given in code.offsets.items()
+        }
+        repeats = np.array([segment.repeat for segment in segments], dtype=np.int64)
+        shape = (-1, len(segments))
+        return Columns(rows, first.reshape(shape), repeats, blocks, tuple(self.memories), events, offsets)
 
-    def runs(self, launch: Launch) -> None:
-        """A kernel."""
-        if launch.recompute is False and launch.makes == ():
-            self.rows += (LAUNCH, launch.kernel, 0, 0)
+    def _code(self, given: object) -> Code:
+        """The numbers of a stream's instructions; of the right types and shapes."""
+        code = given if type(given) is Code else coded(given)  # type: ignore[arg-type]
+        names = (*code.memories, *chain.from_iterable(code.ways))
+        self._must(all(type(name) is str for name in names) and all(len(way) == 2 for way in code.ways))
+        for array, shape in ((code.rows, (len(code), 4)), (code.blocks, (len(code.blocks),))):
+            self._must(type(array) is np.ndarray and array.dtype == np.int64 and array.shape == shape)
+        self._must(code.rows[:, 0].min(initial=0) >= 0)
+        self._must(set(np.flatnonzero(np.bincount(code.rows[:, 0])).tolist()) <= _CODES)
+        for row, offsets in code.offsets.items():
+            self._must(type(offsets) is tuple and set(map(type, offsets)) <= {int} and min(offsets, default=0) >= 0)
+            kind, _, begin, end = code.rows[row].tolist()
+            self._must(kind == ACQUIRE and end - begin == len(offsets))
+        return code
+
+    def _check_streams(self, streams: tuple[StreamId, ...], codes: list[Code], segments: int) -> None:
+        """Kernels run on compute streams, and on the host's only if some do."""
+        launching = {
+            stream.role
+            for at, stream in enumerate(streams)
+            for code in codes[at * segments : (at + 1) * segments]
+            if len(code) and code.rows[:, 0].max() >= LAUNCH and _is(code.rows, LAUNCH, RELAUNCH).any()
+        }
+        self._must(not launching or ("compute" in launching and launching <= {"compute", "host"}))
+
+    def _requests(self, rows: Ints, blocks: Ints, codes: list[Code], part: Ints) -> None:
+        """Their memories, and where their blocks are among those of all parts."""
+        counts = np.array([len(code.blocks) for code in codes], dtype=np.int64)
+        with_memory, relaunches = _is(rows, ACQUIRE, RELEASE, INITIALIZE), rows[:, 0] == RELAUNCH
+        listing = with_memory | relaunches
+        begin, end = rows[listing, 2], rows[listing, 3]
+        self._must(bool((begin >= 0).all() and (begin <= end).all() and (end <= counts[part[listing]]).all()))
+        rows[listing, 2:] += (np.cumsum(counts) - counts)[part[listing], None]
+        rows[with_memory, 1] = self._numbers(rows[with_memory, 1], codes, part[with_memory])
+        self._must_be_in(blocks, len(self.graph.blocks))
+
+    def _numbers(self, memories: Ints, codes: list[Code], part: Ints) -> Ints:
+        """The program's numbers of memories that the parts' codes number each in their way."""
+        names = [code.memories for code in codes]
+        own = tuple(self.memories)
+        sizes = np.array([len(each) for each in names], dtype=np.int64)
+        self._must(bool((memories >= 0).all() and (memories < sizes[part]).all()))
+        if all(each == own[: len(each)] for each in names):
+            return memories
+        begins = np.cumsum(sizes) - sizes
+        table = np.array([self._number(name) for each in names for name in each], dtype=np.int64)
+        return table[begins[part] + memories]
+
+    def _forms(self, rows: Ints, codes: list[Code], part: Ints) -> None:
+        """Encoded and decoded blocks."""
+        codecs = np.flatnonzero(_is(rows, ENCODE, DECODE))
+        if not len(codecs):
             return
-        self._must(launch.recompute is True and type(launch.makes) is tuple)
-        begin = len(self.blocks)
-        self.blocks += launch.makes
-        self.rows += (RELAUNCH, launch.kernel, begin, len(self.blocks))
-
-    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
-        """A copy or a codec."""
         self._must(self.can_copy is not None)
-        if isinstance(work, Copy):
-            form = work.into
-            self.rows += (COPY if form is None else COPY_AS, target.block, *self._way(work.src, work.dst))
-        else:
-            code, form = (ENCODE, work.into) if isinstance(work, Encode) else (DECODE, work.source)
-            self.rows += (code, form, self._number(work.memory), 0)
-        if form is not None:
-            encoded = self.graph.encoded.get(form)
-            certain = type(work.block) is int and type(form) is int
-            self._must(certain and encoded is not None and encoded.block == work.block)
+        self._check_forms(rows[codecs, 1], rows[codecs, 2])
+        memories = self._numbers(rows[codecs, 3], codes, part[codecs])
+        rows[codecs, 1:] = np.stack([rows[codecs, 2], memories, np.zeros_like(memories)], axis=1)
 
-    def acquires(self, acquire: Acquire) -> None:
-        """A request for memory."""
-        offsets = acquire.offsets
-        if offsets is not None:
-            self._must(type(offsets) is tuple and len(offsets) == len(acquire.blocks))
-            self._must(set(map(type, offsets)) <= {int} and min(offsets, default=0) >= 0)
-            self.offsets[len(self.rows) // 4] = offsets
-        self._with_blocks(ACQUIRE, acquire)
+    def _copies(self, rows: Ints, codes: list[Code], part: Ints) -> None:
+        """Copied blocks, with the memories from which and to which they go."""
+        copies = np.flatnonzero(rows[:, 0] == COPY)
+        if not len(copies):
+            return
+        self._must(self.can_copy is not None)
+        counts = np.array([len(code.ways) for code in codes], dtype=np.int64)
+        way, into = rows[copies, 2], rows[copies, 3]
+        self._must(bool((way >= 0).all() and (way < counts[part[copies]]).all() and (into >= -1).all()))
+        known: dict[tuple[str, str], tuple[int, int]] = {}
+        ways = [known.get(each) or self._way(each, known) for code in codes for each in code.ways]
+        rows[copies, 2:] = np.array(ways, dtype=np.int64)[(np.cumsum(counts) - counts)[part[copies]] + way]
+        self._must_be_in(rows[copies, 1], len(self.graph.blocks))
+        changed = copies[into >= 0]
+        if len(changed):
+            self._check_forms(rows[changed, 1], into[into >= 0])
+            rows[changed, 0], rows[changed, 1] = COPY_AS, into[into >= 0]
 
-    def releases(self, release: Release) -> None:
-        """The end of a request."""
-        self._with_blocks(RELEASE, release)
+    def _way(self, way: tuple[str, str], known: dict[tuple[str, str], tuple[int, int]]) -> tuple[int, int]:
+        src, dst = way
+        known[way] = self._number(src), self._number(dst)
+        self._must(src != dst and self.can_copy is not None and self.can_copy(src, dst))
+        return known[way]
 
-    def initializes(self, initialize: Initialize) -> None:
-        """Initial values."""
-        self._with_blocks(INITIALIZE, initialize)
+    def _check_forms(self, blocks: Ints, forms: Ints) -> None:
+        """Each must be an encoded form of its block."""
+        encoded = self.graph.encoded
+        for block, form in set(zip(blocks.tolist(), forms.tolist(), strict=True)):
+            self._must(form in encoded and encoded[form].block == block)
 
-    def signals(self, signal: Signal) -> None:
-        """An event, which has no second signal."""
-        event = signal.event
-        if type(event) is not int or event in self.signalled:
-            raise DoubtfulError
-        self.signalled[event] = self.segment
-        self.rows += (SIGNAL, self.events.setdefault(event, len(self.events)), 0, 0)
+    def _check_kernels(self, rows: Ints) -> None:
+        self._must_be_in(rows[_is(rows, LAUNCH, RELAUNCH), 1], len(self.graph.kernels))
 
-    def awaits(self, wait: Await) -> None:
-        """A wait for an event."""
-        event = wait.event
-        if type(event) is not int:
-            raise DoubtfulError
-        self.rows += (AWAIT, self.events.setdefault(event, len(self.events)), wait.lag, 0)
-
-    def _with_blocks(self, code: int, request: Acquire | Release | Initialize) -> None:
-        blocks, memory, begin = request.blocks, request.memory, len(self.blocks)
-        number = self.memories.get(memory) if type(memory) is str else None
-        if type(blocks) is not tuple:
-            raise DoubtfulError
-        self.blocks += blocks
-        self.rows += (code, self._number(memory) if number is None else number, begin, begin + len(blocks))
+    def _events(self, rows: Ints) -> tuple[int, ...]:
+        """Number the events from 0; each is signalled at one place, and may be awaited at many."""
+        signals, waits = np.flatnonzero(rows[:, 0] == SIGNAL), np.flatnonzero(rows[:, 0] == AWAIT)
+        events = np.unique(rows[signals, 1])
+        self._must(len(events) == len(signals) and bool((rows[waits, 2] >= 0).all()))
+        rows[signals, 1] = np.searchsorted(events, rows[signals, 1])
+        number = np.searchsorted(events, rows[waits, 1])
+        self._must(bool((number < len(events)).all() and (events[number] == rows[waits, 1]).all()))
+        rows[waits, 1] = number
+        return tuple(events.tolist())
 
     def _must(self, certain: bool) -> None:
         if not certain:
             raise DoubtfulError
 
+    def _must_be_in(self, numbers: Ints, end: int) -> None:
+        self._must(not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < end))
+
     def _number(self, memory: str) -> int:
         """The number of a memory."""
         number = self.memories.get(memory)
-        if number is None or type(memory) is not str:
-            self._must(type(memory) is str and memory in self.known)
+        if number is None:
+            self._must(memory in self.known)
             number = self.memories[memory] = len(self.memories)
         return number
 
-    def _way(self, src: str, dst: str) -> tuple[int, int]:
-        """The numbers of the memories from and to which a copy goes."""
-        way = self.ways.get((src, dst))
-        if way is None or type(src) is not str or type(dst) is not str:
-            way = self.ways[src, dst] = self._number(src), self._number(dst)
-            self._must(src != dst and self.can_copy is not None and self.can_copy(src, dst))
-        return way
 
-    def _check_ranges(self, rows: Ints, blocks: Ints) -> None:
-        kinds, numbers = rows[:, 0], rows[:, 1]
-        kernels, count = len(self.graph.kernels), len(self.graph.blocks)
-        launched = numbers[(kinds == LAUNCH) | (kinds == RELAUNCH)]
-        copied = numbers[(kinds == COPY) | ((kinds > RELAUNCH) & (kinds < INITIALIZE))]
-        for column, end in ((launched, kernels), (copied, count), (blocks, count)):
-            self._must(not len(column) or (column.min() >= 0 and column.max() < end))
-        self._must(rows[kinds == AWAIT, 2].min(initial=0) >= 0)
-
-
-def _numbers(values: list[int]) -> Ints:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise DoubtfulError from None
+def _is(rows: Ints, *codes: int) -> np.typing.NDArray[np.bool_]:
+    """Which rows have one of these codes."""
+    kinds = rows[:, 0]
+    which = kinds == codes[0]
+    for code in codes[1:]:
+        which |= kinds == code
+    return which

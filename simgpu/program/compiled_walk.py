@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
-from simgpu.program import columns
-from simgpu.program.columns import (
+from simgpu.program import opcodes
+from simgpu.program.opcodes import (
     ACQUIRE,
     AWAIT,
     COPY,
@@ -28,7 +28,7 @@ from simgpu.program.columns import (
     SIGNAL,
 )
 
-_walk = partial(compiled, depends_on=(columns,), _nrt=False)
+_walk = partial(compiled, depends_on=(opcodes,), _nrt=False)
 
 # Columns of a block in a memory: whether it has memory; its value, -1 for none; stamps of its acquire, of its value, of
 # its release.

@@ -9,8 +9,10 @@ import numpy as np
 
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.columns import AWAIT, RELAUNCH, SIGNAL, Columns, Ints
+from simgpu.program.code import Ints
+from simgpu.program.columns import Columns
 from simgpu.program.instructions import DEVICE, HOST
+from simgpu.program.opcodes import AWAIT, RELAUNCH, SIGNAL
 from simgpu.program.paging import Paged, Remote
 
 if TYPE_CHECKING:
@@ -25,20 +27,16 @@ def keeps_rules(checked: CheckedProgram, writes: Sequence[tuple[list[int], list[
 
     False also for blocks on demand, which only `ProgramWalk` knows.
     """
-    if isinstance(checked.program.residency, Paged):
+    if isinstance(checked.program.residency, Paged) or checked.columns is None:
         return False
-    try:
-        return _Walk(checked).keeps_rules(writes)
-    except OverflowError:
-        return False
+    return _Walk(checked, checked.columns).keeps_rules(writes)
 
 
 class _Walk:
     """The arrays of `simgpu.program.compiled_walk`."""
 
-    def __init__(self, checked: CheckedProgram) -> None:
-        self.program, self.graph = checked.program, checked.graph
-        columns = self.columns = checked.columns
+    def __init__(self, checked: CheckedProgram, columns: Columns) -> None:
+        self.program, self.graph, self.columns = checked.program, checked.graph, columns
         streams = self.program.streams
         shared = [name for name in columns.memories if name != DEVICE]
         gpus, count, blocks = self.program.gpus, len(streams), len(self.graph.sizes)

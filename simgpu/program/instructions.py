@@ -5,7 +5,7 @@ Blocks and kernels are their positions in the task graph, memories are names; a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, get_args
 
@@ -198,10 +198,11 @@ WORK = (Launch, Copy, Encode, Decode)
 class Segment:
     """Instructions per stream that repeat together `repeat` times before the next segment begins.
 
-    Streams pass from repetition to repetition, and from segment to segment, on their own; only events bind them.
+    Streams pass from repetition to repetition, and from segment to segment, on their own; only events bind them. The
+    instructions of a stream are a tuple, or a `simgpu.program.code.Code`, which reads like one.
     """
 
-    streams: Mapping[StreamId, tuple[Instruction, ...]]
+    streams: Mapping[StreamId, Sequence[Instruction]]
     repeat: int = 1
 
 

@@ -1,0 +1,313 @@
+"""The instructions of one stream as an array of numbers, which reads like a tuple of instructions, and its writer.
+
+A plan of a large trace has millions of instructions. As numbers they take a tenth of the memory and of the time, and
+the check of a program, `verify` and the compiled machine work on the numbers. Whoever looks at an instruction gets the
+instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.program.instructions import (
+    DEVICE,
+    HOST,
+    Acquire,
+    Await,
+    Copy,
+    Decode,
+    Encode,
+    Initialize,
+    Instruction,
+    INSTRUCTIONS,
+    Launch,
+    Location,
+    Release,
+    Signal,
+)
+from simgpu.program.opcodes import (
+    ACQUIRE,
+    AWAIT,
+    COPY,
+    DECODE,
+    ENCODE,
+    INITIALIZE,
+    LAUNCH,
+    RELAUNCH,
+    RELEASE,
+    SIGNAL,
+)
+
+Ints = NDArray[np.int64]
+
+_KINDS = set(INSTRUCTIONS)
+
+#: Rows that a writer holds as Python numbers before it turns them into an array.
+_PART = 2**16
+
+
+class Code(Sequence[Instruction]):
+    """The instructions of a stream in a segment, in order; equal to a tuple of the same instructions.
+
+    rows: four numbers for each, the code (`simgpu.program.opcodes`) and three operands. LAUNCH kernel. RELAUNCH kernel,
+    and where the blocks that it is to make begin and end in `blocks`. COPY block, position in `ways`, and the form of
+    the block in the target or -1. ENCODE, DECODE block, form, memory. ACQUIRE, RELEASE, INITIALIZE memory, and where
+    its blocks begin and end in `blocks`. SIGNAL event. AWAIT event, lag. A memory is a position in `memories`.
+    offsets: those of requests that give any, by row.
+
+    >>> writer = CodeWriter()
+    >>> writer.acquire((3,))
+    >>> writer.launch(0)
+    >>> writer.code()
+    (Acquire(blocks=(3,), memory='device', offsets=None), Launch(kernel=0, recompute=False, makes=()))
+    >>> writer.code().rows.tolist()
+    [[5, 0, 0, 1], [6, 0, 0, 0]]
+    """
+
+    __slots__ = ("_read", "blocks", "memories", "offsets", "rows", "ways")
+
+    def __init__(
+        self,
+        rows: Ints,
+        blocks: Ints,
+        memories: tuple[str, ...] = (DEVICE, HOST),
+        ways: tuple[tuple[str, str], ...] = (),
+        offsets: dict[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.rows, self.blocks = rows, blocks
+        self.memories, self.ways, self.offsets = memories, ways, offsets or {}
+        self._read: tuple[Instruction, ...] | None = None
+
+    @property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """The instructions as objects, which are made when they are first asked for."""
+        if self._read is None:
+            self._read = tuple(self._decoded(0, len(self.rows)))
+        return self._read
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Instruction: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Instruction, ...]: ...
+    def __getitem__(self, index: int | slice) -> Instruction | tuple[Instruction, ...]:
+        return self.instructions[index]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, Code) and self.ways == other.ways and self.memories == other.memories:
+            same = np.array_equal(self.rows, other.rows) and np.array_equal(self.blocks, other.blocks)
+            return same and self.offsets == other.offsets
+        return isinstance(other, Code | tuple) and self.instructions == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self.instructions)
+
+    def __repr__(self) -> str:
+        return repr(self.instructions)
+
+    def numbers(self, *codes: int) -> Ints:
+        """The first operands of the rows with these codes, in order: kernels, copied blocks or events, for example."""
+        return self.rows[np.isin(self.rows[:, 0], codes), 1]
+
+    def _decoded(self, begin: int, end: int) -> Iterator[Instruction]:
+        memories, ways, offsets, blocks = self.memories, self.ways, self.offsets, self.blocks.tolist()
+        for at, (code, first, second, third) in enumerate(self.rows[begin:end].tolist(), begin):
+            if code == LAUNCH:
+                yield Launch(first)
+            elif code == AWAIT:
+                yield Await(first, second)
+            elif code == SIGNAL:
+                yield Signal(first)
+            elif code == ACQUIRE:
+                yield Acquire(tuple(blocks[second:third]), memories[first], offsets.get(at))
+            elif code == RELEASE:
+                yield Release(tuple(blocks[second:third]), memories[first])
+            elif code == COPY:
+                yield Copy(first, *ways[second], None if third < 0 else third)
+            elif code == RELAUNCH:
+                yield Launch(first, True, tuple(blocks[second:third]))
+            elif code == INITIALIZE:
+                yield Initialize(tuple(blocks[second:third]), memories[first])
+            else:
+                yield {ENCODE: Encode, DECODE: Decode}[code](first, second, memories[third])
+
+
+class CodeWriter:
+    """Writes the instructions of a stream, one method for each kind. Numbers are plain ints below 64 bits, which the
+    caller knows or checks afterwards; `code` raises `OverflowError` for larger ones."""
+
+    def __init__(self, memories: Iterable[str] = (DEVICE, HOST)) -> None:
+        self._rows: list[int] = []
+        self._blocks: list[int] = []
+        self._parts: list[tuple[Ints, Ints]] = []
+        # Instructions and blocks in the parts.
+        self._written = self._listed = 0
+        self.memories = {name: number for number, name in enumerate(memories)}
+        self.ways: dict[tuple[str, str], int] = {}
+        self.offsets: dict[int, tuple[int, ...]] = {}
+
+    def __len__(self) -> int:
+        return self._written + len(self._rows) // 4
+
+    def launch(self, kernel: int) -> None:
+        """A kernel's first run."""
+        self._rows += (LAUNCH, kernel, 0, 0)
+
+    def relaunch(self, kernel: int, makes: Sequence[int]) -> None:
+        """A kernel runs again to restore the blocks `makes`; if empty, all that it can restore."""
+        self._rows += (RELAUNCH, kernel, *self._list(makes))
+
+    def copy(self, block: int, src: str, dst: str, into: int | None = None) -> None:
+        """See `Copy`."""
+        way = self.ways.get((src, dst))
+        if way is None:
+            way = self.ways[src, dst] = len(self.ways)
+        self._rows += (COPY, block, way, -1 if into is None else into)
+
+    def acquire(self, blocks: Sequence[int], memory: str = DEVICE, offsets: tuple[int, ...] | None = None) -> None:
+        """See `Acquire`."""
+        if offsets is not None:
+            self.offsets[len(self)] = offsets
+        self._rows += (ACQUIRE, self._number(memory), *self._list(blocks))
+
+    def release(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
+        """See `Release`."""
+        self._rows += (RELEASE, self._number(memory), *self._list(blocks))
+
+    def initialize(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
+        """See `Initialize`."""
+        self._rows += (INITIALIZE, self._number(memory), *self._list(blocks))
+
+    def encode(self, block: int, into: int, memory: str = DEVICE) -> None:
+        """See `Encode`."""
+        self._rows += (ENCODE, block, into, self._number(memory))
+
+    def decode(self, block: int, source: int, memory: str = DEVICE) -> None:
+        """See `Decode`."""
+        self._rows += (DECODE, block, source, self._number(memory))
+
+    def signal(self, event: int) -> None:
+        """See `Signal`."""
+        self._rows += (SIGNAL, event, 0, 0)
+
+    def wait(self, event: int, lag: int = 0) -> None:
+        """See `Await`."""
+        self._rows += (AWAIT, event, lag, 0)
+
+    def code(self) -> Code:
+        """What was written."""
+        self._flush()
+        rows, blocks = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        return Code(rows, blocks, tuple(self.memories), tuple(self.ways), self.offsets)
+
+    def _number(self, memory: str) -> int:
+        number = self.memories.get(memory)
+        if number is None:
+            number = self.memories[memory] = len(self.memories)
+        return number
+
+    def _list(self, blocks: Sequence[int]) -> tuple[int, int]:
+        if len(self._rows) > 4 * _PART:
+            self._flush()
+        begin = self._listed + len(self._blocks)
+        self._blocks += blocks
+        return begin, begin + len(blocks)
+
+    def _flush(self) -> None:
+        """Turn what is written into arrays, which take less memory."""
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        self._parts.append((rows, np.array(self._blocks, dtype=np.int64)))
+        self._written, self._listed = self._written + len(rows), self._listed + len(self._blocks)
+        self._rows.clear()
+        self._blocks.clear()
+
+
+class DoubtfulError(Exception):
+    """Something in a program is not as simple as its numbers need it."""
+
+
+def coded(instructions: Sequence[Any]) -> Code:
+    """Instructions as `Code`, if they are certainly instructions with plain fields; else raises `DoubtfulError`, or
+    whatever an object without such fields raises.
+
+    >>> coded((Launch(2), Signal(0))).rows.tolist()
+    [[6, 2, 0, 0], [4, 0, 0, 0]]
+    """
+    if not set(map(type, instructions)) <= _KINDS:
+        raise DoubtfulError
+    writer = _PlainWriter()
+    for instruction in instructions:
+        instruction.apply(writer)
+    return writer.code()
+
+
+class _PlainWriter(CodeWriter):
+    """Writes instructions as an `Effects` of them, and accepts only plain fields."""
+
+    def runs(self, launch: Launch) -> None:
+        """A kernel."""
+        if launch.recompute is False and launch.makes == ():
+            self.launch(launch.kernel)
+            return
+        self._must(launch.recompute is True and type(launch.makes) is tuple)
+        self.relaunch(launch.kernel, launch.makes)
+
+    def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
+        """A copy or a codec."""
+        if isinstance(work, Copy):
+            self._must(work.into is None or (type(work.into) is int and work.into >= 0))
+            self._must(type(work.src) is str and type(work.dst) is str)
+            self.copy(work.block, work.src, work.dst, work.into)
+            return
+        self._must(type(work.memory) is str)
+        if isinstance(work, Encode):
+            self.encode(work.block, work.into, work.memory)
+        else:
+            self.decode(work.block, work.source, work.memory)
+
+    def acquires(self, acquire: Acquire) -> None:
+        """A request for memory."""
+        offsets = acquire.offsets
+        self._must(offsets is None or type(offsets) is tuple)
+        self._must(type(acquire.blocks) is tuple and type(acquire.memory) is str)
+        self.acquire(acquire.blocks, acquire.memory, offsets)
+
+    def releases(self, release: Release) -> None:
+        """The end of a request."""
+        self._must(type(release.blocks) is tuple and type(release.memory) is str)
+        self.release(release.blocks, release.memory)
+
+    def initializes(self, initialize: Initialize) -> None:
+        """Initial values."""
+        self._must(type(initialize.blocks) is tuple and type(initialize.memory) is str)
+        self.initialize(initialize.blocks, initialize.memory)
+
+    def signals(self, signal: Signal) -> None:
+        """An event."""
+        self.signal(signal.event)
+
+    def awaits(self, wait: Await) -> None:
+        """A wait for an event."""
+        self.wait(wait.event, wait.lag)
+
+    def _must(self, plain: bool) -> None:
+        if not plain:
+            raise DoubtfulError
+
+    def _flush(self) -> None:
+        self._must(set(map(type, self._rows)) <= {int} and set(map(type, self._blocks)) <= {int})
+        try:
+            super()._flush()
+        except OverflowError:
+            raise DoubtfulError from None
