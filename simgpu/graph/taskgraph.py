@@ -224,6 +224,11 @@ class TaskGraph:
         return frozenset(self.block(each.gradient) for each in self.exchanged)
 
     @cached_property
+    def written_by_host(self) -> frozenset[int]:
+        """The blocks whose values the host writes in mid-iteration."""
+        return frozenset(b for b, block in enumerate(self.blocks) if block.host_write is not None)
+
+    @cached_property
     def births(self) -> tuple[int | None, ...]:
         """Kernel at whose start each block comes to life: `BEFORE` for persistent blocks, None for unused ones."""
         births: list[int | None] = []

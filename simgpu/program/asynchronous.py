@@ -12,17 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.instructions import (
-    COMPUTE,
-    HOST_CORES,
-    Acquire,
-    Await,
-    Initialize,
-    Instruction,
-    Launch,
-    Release,
-    Signal,
-)
+from simgpu.program.code import CodeWriter
+from simgpu.program.instructions import COMPUTE, HOST_CORES
 from simgpu.program.placement import Placement, Swap
 from simgpu.program.schedule import ScheduledLaunch, schedule
 from simgpu.program.streams import StreamOrder, compute_stream
@@ -44,6 +35,7 @@ class Asynchronous:
         self.graph = graph
         self.order = order
         self.writer = writer
+        self.written_by_host = graph.written_by_host
         plan = schedule(graph, placement, births, deaths)
         self.steps, self.first = plan.steps, (*plan.first, len(plan.steps))
         self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
@@ -61,11 +53,11 @@ class Asynchronous:
     def kernel(self, k: int) -> None:
         """Kernel k with the recomputations before it, and the copies that begin with it."""
         code = self.writer.code[compute_stream(self.graph.streams[k])]
-        if self.order.before[k]:
-            code += [Await(event) for event in self.order.before[k]]
+        for event in self.order.before[k]:
+            code.wait(event)
         if k in self.copied_out_with:
             begun = self._event()
-            code.append(Signal(begun))
+            code.signal(begun)
             self.started |= dict.fromkeys(self.copied_out_with[k], begun)
         for swap in self.fetched_at.get(k, ()):
             self.writer.fetch(swap)
@@ -73,22 +65,32 @@ class Asynchronous:
             for swap in step.fetched:
                 self.writer.wait_for_copy_in(swap)
                 self.writer.decode(swap)
-            code += launch(self.graph, step)
-            if step.again and step.gives:
-                code.append(Release(step.gives))
+            if step.again:
+                self._relaunch(code, step)
+            else:
+                launch(code, step.kernel, step.takes, self.written_by_host)
         self._release(k, self.steps[self.first[k + 1] - 1])
         self._copy_out(k)
+
+    def _relaunch(self, code: CodeWriter, step: ScheduledLaunch) -> None:
+        if step.takes:
+            code.acquire(step.takes)
+        code.relaunch(step.kernel, step.makes)
+        if step.gives:
+            code.release(step.gives)
 
     def _release(self, k: int, step: ScheduledLaunch) -> None:
         """Release what ends with kernel k, at once or when other compute streams have finished with it."""
         code = self.writer.code[compute_stream(self.graph.streams[k])]
         shared, events = self.order.shared[k]
-        if own := tuple([b for b in step.gives if b not in shared]):
-            code.append(Release(own))
+        if own := [b for b in step.gives if b not in shared] if shared else step.gives:
+            code.release(own)
         if k in self.order.signals:
-            code.append(Signal(self.order.signals[k]))
+            code.signal(self.order.signals[k])
         if shared:
-            self.writer.code[HOST_CORES] += [*(Await(event) for event in events), Release(shared)]
+            for event in events:
+                self.writer.code[HOST_CORES].wait(event)
+            self.writer.code[HOST_CORES].release(shared)
 
     def _copy_out(self, k: int) -> None:
         """Copy out what kernel k uses for the last time before its swap."""
@@ -96,10 +98,10 @@ class Asynchronous:
         for swap in leaving:
             self.writer.encode(swap)
             if swap.encoded_by_gpu:
-                code.append(Release((swap.block,)))
+                code.release((swap.block,))
         if leaving:
             ended = self._event()
-            code.append(Signal(ended))
+            code.signal(ended)
             for swap in leaving:
                 self.writer.copy_d2h(swap, self.started.get(swap, ended), release=True, free=ended)
 
@@ -108,17 +110,13 @@ class Asynchronous:
         return self.writer.event()
 
 
-def launch(graph: TaskGraph, step: ScheduledLaunch) -> list[Instruction]:
-    """A launch, with the memory for it and the values that the host initializes."""
-    code: list[Instruction] = []
-    if step.takes:
-        code.append(Acquire(step.takes))
-        blocks = graph.blocks
-        initialized = tuple([b for b in step.takes if blocks[b].host_write is not None])
-        if initialized and not step.again:
-            code.append(Initialize(initialized))
-    code.append(Launch(step.kernel, step.again, step.makes))
-    return code
+def launch(code: CodeWriter, kernel: int, takes: Sequence[int], written_by_host: frozenset[int]) -> None:
+    """Write a kernel's first run, with the memory for it and the values that the host initializes."""
+    if takes:
+        code.acquire(takes)
+        if initialized := [b for b in takes if b in written_by_host]:
+            code.initialize(initialized)
+    code.launch(kernel)
 
 
 def trigger(graph: TaskGraph, swap: Swap, needed: int) -> int:

@@ -71,6 +71,16 @@ class CheckedProgram:
             if isinstance(instruction, Signal)
         }
 
+    @property
+    def launched(self) -> list[set[int]]:
+        """For each segment the kernels that it launches, recomputations not counted."""
+        if self.columns is not None:
+            return self.columns.launched
+        return [
+            {i.kernel for code in segment.streams.values() for i in code if isinstance(i, Launch) and not i.recompute}
+            for segment in self.program.segments
+        ]
+
 
 @no_collection()
 def check_program(program: Program, graph: TaskGraph, node: NodeSpec | None = None) -> CheckedProgram:

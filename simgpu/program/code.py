@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simgpu.program.instructions import (
     DEVICE,
     HOST,
+    INSTRUCTIONS,
     Acquire,
     Await,
     Copy,
@@ -23,7 +24,6 @@ from simgpu.program.instructions import (
     Encode,
     Initialize,
     Instruction,
-    INSTRUCTIONS,
     Launch,
     Location,
     Release,
@@ -101,6 +101,15 @@ class Code(Sequence[Instruction]):
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
+
+    def __add__(self, other: Sequence[Instruction]) -> tuple[Instruction, ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: Sequence[Instruction]) -> tuple[Instruction, ...]:
+        return (*other, *self)
+
+    def __mul__(self, times: int) -> tuple[Instruction, ...]:
+        return self.instructions * times
 
     def __eq__(self, other: object) -> bool:
         if self is other:

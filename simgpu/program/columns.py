@@ -80,6 +80,13 @@ class Columns:
         numbers, segments = self.rows[rows, 1].tolist(), self.segments_of_rows[rows].tolist()
         return {self.events[event]: segment for event, segment in zip(numbers, segments, strict=True)}
 
+    @property
+    def launched(self) -> list[set[int]]:
+        """For each segment the kernels that it launches, recomputations not counted."""
+        rows = np.flatnonzero(self.rows[:, 0] == LAUNCH)
+        kernels, segments = self.rows[rows, 1], self.segments_of_rows[rows]
+        return [set(kernels[segments == segment].tolist()) for segment in range(len(self.repeats))]
+
 
 class ColumnWriter:
     """Writes the columns of a program, and looks at all numbers on the way.

@@ -13,24 +13,14 @@ from typing import Any
 
 from simgpu.errors import InputError, ProgramError
 from simgpu.garbage import no_collection
+from simgpu.graph.layers import LayerStep
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
 from simgpu.program.asynchronous import Asynchronous, launch
+from simgpu.program.code import CodeWriter
 from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
-from simgpu.program.instructions import (
-    COMPUTE,
-    HOST_CORES,
-    Acquire,
-    Await,
-    Initialize,
-    Instruction,
-    Program,
-    Release,
-    Segment,
-    Signal,
-)
+from simgpu.program.instructions import COMPUTE, HOST_CORES, Program, Segment
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.schedule import ScheduledLaunch
 from simgpu.program.streams import StreamOrder, compute_stream, order_streams
 from simgpu.program.swaps import SwapWriter
 from simgpu.timeline.streams import StreamId
@@ -144,7 +134,7 @@ class _Lowering:
     writer: SwapWriter = field(default_factory=SwapWriter)
 
     @property
-    def code(self) -> dict[StreamId, list[Instruction]]:
+    def code(self) -> dict[StreamId, CodeWriter]:
         return self.writer.code
 
     def program(self) -> Program:
@@ -177,27 +167,28 @@ class _Lowering:
 
     def _segment(self, repeat: int) -> Segment:
         """The instructions written since the last segment."""
-        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        streams = {stream: self.code[stream].code() for stream in sorted(self.code, key=lambda stream: stream.rank)}
         self.code.clear()
         return Segment(streams, repeat)
 
     def _begin(self, reinitialized: list[int], order: StreamOrder) -> None:
         if reinitialized:
-            self.code[COMPUTE] += [Acquire(tuple(reinitialized)), Initialize(tuple(reinitialized))]
+            self.code[COMPUTE].acquire(reinitialized)
+            self.code[COMPUTE].initialize(reinitialized)
         if order.others:
             start = self._event(order.events)
-            self.code[COMPUTE].append(Signal(start))
+            self.code[COMPUTE].signal(start)
             for stream in order.others:
-                self.code[stream].append(Await(start))
+                self.code[stream].wait(start)
 
     def _end(self, survivors: list[int], order: StreamOrder) -> None:
         helpers = (*order.others, HOST_CORES) if HOST_CORES in self.code else order.others
         for stream in helpers:
             event = self._event(order.events)
-            self.code[stream].append(Signal(event))
-            self.code[COMPUTE].append(Await(event))
+            self.code[stream].signal(event)
+            self.code[COMPUTE].wait(event)
         if survivors:
-            self.code[COMPUTE].append(Release(tuple(survivors)))
+            self.code[COMPUTE].release(survivors)
 
     def _event(self, minimum: int = 0) -> int:
         self.writer.events = max(self.writer.events, minimum)
@@ -222,48 +213,51 @@ class LayerSteps:
         self.births, self.deaths = births, deaths
         self.order = order
         self.writer = writer
+        self.written_by_host = graph.written_by_host
+        self.steps, self.step_of = graph.layers.steps, graph.layers.step_of
         self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
         self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
         self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
         for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
-            self.copied_out_after[self._step_start(swap.after)].append(swap)
-            self.fetched[self._step_start(swap.fetch_with)].append(swap)
-            self.awaited[self._step_start(swap.before)].append(swap)
+            self.copied_out_after[self._step(swap.after).first].append(swap)
+            self.fetched[self._step(swap.fetch_with).first].append(swap)
+            self.awaited[self._step(swap.before).first].append(swap)
 
-    def _step_start(self, k: int) -> int:
-        layers = self.graph.layers
-        return layers.steps[layers.step_of[k]].first
+    def _step(self, k: int) -> LayerStep:
+        return self.steps[self.step_of[k]]
 
     def kernel(self, k: int) -> None:
         """Kernel k: copies begin with its step's first kernel, and the step ends with the last copy.
 
         Before the step's first kernel, the GPU decodes the blocks that the step needs and encodes those it offloads.
         """
-        code = self.writer.code[compute_stream(self.graph.streams[k])]
-        code += [Await(event) for event in self.order.before[k]]
-        first = self._step_start(k)
-        outs, ins = self.copied_out_after.get(first, []), self.fetched.get(first, [])
-        for swap in self.awaited[k]:
-            self.writer.decode(swap)
-        if k == first and (outs or ins):
-            self._begin_step(outs, ins)
-        code += launch(self.graph, ScheduledLaunch(k, k, takes=tuple(self.births[k])))
+        writer, step = self.writer, self._step(k)
+        code = writer.code[compute_stream(self.graph.streams[k])]
+        for event in self.order.before[k]:
+            code.wait(event)
+        outs, ins = self.copied_out_after.get(step.first, ()), self.fetched.get(step.first, ())
+        if k == step.first:
+            for swap in self.awaited.get(k, ()):
+                writer.decode(swap)
+            if outs or ins:
+                self._begin_step(outs, ins)
+        launch(code, k, self.births[k], self.written_by_host)
         encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
-        if released := (*self.deaths[k], *encoded):
-            code.append(Release(released))
-        layers = self.graph.layers
-        if k + 1 == layers.steps[layers.step_of[k]].stop:
+        if released := [*self.deaths[k], *encoded] if encoded else self.deaths[k]:
+            code.release(released)
+        if k + 1 == step.stop:
             for swap in outs:
-                code.append(Await(self.writer.copied_out[swap]))
+                code.wait(writer.copied_out[swap])
                 if not swap.encoded_by_gpu:
-                    code.append(Release((swap.block,)))
-            code += [Await(self.writer.copied_in[swap]) for swap in ins]
+                    code.release((swap.block,))
+            for swap in ins:
+                code.wait(writer.copied_in[swap])
 
-    def _begin_step(self, outs: list[Swap], ins: list[Swap]) -> None:
+    def _begin_step(self, outs: Sequence[Swap], ins: Sequence[Swap]) -> None:
         """Issue the copies of a layer step, at once or after the GPU has encoded the blocks."""
         code = self.writer.code[COMPUTE]
         begun = self.writer.event()
-        code.append(Signal(begun))
+        code.signal(begun)
         for swap in outs:
             if not swap.encoded_by_gpu:
                 self.writer.copy_d2h(swap, begun, release=False)
@@ -273,7 +267,7 @@ class LayerSteps:
             if swap.encoded_by_gpu:
                 self.writer.encode(swap)
                 encoded = self.writer.event()
-                code.append(Signal(encoded))
+                code.signal(encoded)
                 self.writer.copy_d2h(swap, encoded, release=True)
 
 

@@ -12,22 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from simgpu.program.instructions import (
-    COMPUTE,
-    D2H,
-    DEVICE,
-    H2D,
-    HOST,
-    HOST_CORES,
-    Acquire,
-    Await,
-    Copy,
-    Decode,
-    Encode,
-    Instruction,
-    Release,
-    Signal,
-)
+from simgpu.program.code import CodeWriter
+from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, HOST_CORES
 from simgpu.program.placement import Swap
 from simgpu.timeline.streams import StreamId
 
@@ -40,7 +26,7 @@ class SwapWriter:
     event after which the host has its final form; copied_in[swap]: event of the end of its host-to-device copy.
     """
 
-    code: dict[StreamId, list[Instruction]] = field(default_factory=lambda: defaultdict(list))
+    code: dict[StreamId, CodeWriter] = field(default_factory=lambda: defaultdict(CodeWriter))
     events: int = 0
     copied_out: dict[Swap, int] = field(default_factory=dict)
     offloaded: dict[Swap, int] = field(default_factory=dict)
@@ -57,13 +43,15 @@ class SwapWriter:
         for event in events:
             if (stream, event) not in self._awaited:
                 self._awaited.add((stream, event))
-                self.code[stream].append(Await(event))
+                self.code[stream].wait(event)
 
     def encode(self, swap: Swap) -> None:
         """If the GPU encodes the block: do so on the compute stream, between two kernels."""
         if swap.encoded_by_gpu:
             form = _form(swap)
-            self.code[COMPUTE] += [Acquire((form,)), Encode(swap.block, form)]
+            code = self.code[COMPUTE]
+            code.acquire((form,))
+            code.encode(swap.block, form)
 
     def copy_d2h(self, swap: Swap, after: int, *, release: bool, free: int | None = None) -> None:
         """Copy out the block or its encoded form after the event `after`.
@@ -73,13 +61,14 @@ class SwapWriter:
         copied = _copied_block(swap)
         self._wait(D2H, after)
         code = self.code[D2H]
-        code += [Acquire((copied,), HOST), Copy(copied, DEVICE, HOST)]
+        code.acquire((copied,), HOST)
+        code.copy(copied, DEVICE, HOST)
         if free is not None:
             self._wait(D2H, free)
         if release:
-            code.append(Release((copied,)))
+            code.release((copied,))
         self.copied_out[swap] = self.offloaded[swap] = self.event()
-        code.append(Signal(self.copied_out[swap]))
+        code.signal(self.copied_out[swap])
         if swap.encoded_by_host:
             self._encode_on_host(swap)
 
@@ -87,18 +76,17 @@ class SwapWriter:
         form = _form(swap)
         self.offloaded[swap] = self.event()
         self._wait(HOST_CORES, self.copied_out[swap])
-        self.code[HOST_CORES] += [
-            Acquire((form,), HOST),
-            Encode(swap.block, form, HOST),
-            Release((swap.block,), HOST),
-            Signal(self.offloaded[swap]),
-        ]
+        code = self.code[HOST_CORES]
+        code.acquire((form,), HOST)
+        code.encode(swap.block, form, HOST)
+        code.release((swap.block,), HOST)
+        code.signal(self.offloaded[swap])
 
     def copy_h2d(self, swap: Swap, after: tuple[int, ...]) -> None:
         """Copy in the block or its encoded form after these events, into memory that the copy stream acquires."""
         after = self._ready_on_host(swap, after)
         self._wait(H2D, *after)
-        self.code[H2D].append(Acquire((_copied_block(swap),)))
+        self.code[H2D].acquire((_copied_block(swap),))
         self._copy_in(swap)
 
     def fetch(self, swap: Swap) -> None:
@@ -113,7 +101,8 @@ class SwapWriter:
             self._wait(COMPUTE, *(list(copies.values())[-1] for copies in (self.copied_out, self.copied_in) if copies))
         self._wait(COMPUTE, self.offloaded[swap])
         reached = self.event()
-        compute += [Acquire((_copied_block(swap),)), Signal(reached)]
+        compute.acquire((_copied_block(swap),))
+        compute.signal(reached)
         self._wait(H2D, *self._ready_on_host(swap, (reached,)))
         self._copy_in(swap)
 
@@ -123,18 +112,19 @@ class SwapWriter:
 
     def _copy_in(self, swap: Swap) -> None:
         self.copied_in[swap] = self.event()
-        copied = _copied_block(swap)
-        self.code[H2D] += [Copy(copied, HOST, DEVICE), Release((copied,), HOST), Signal(self.copied_in[swap])]
+        code, copied = self.code[H2D], _copied_block(swap)
+        code.copy(copied, HOST, DEVICE)
+        code.release((copied,), HOST)
+        code.signal(self.copied_in[swap])
 
     def _decode_on_host(self, swap: Swap, after: tuple[int, ...]) -> int:
         self._wait(HOST_CORES, *after)
         form, decoded = _form(swap), self.event()
-        self.code[HOST_CORES] += [
-            Acquire((swap.block,), HOST),
-            Decode(swap.block, form, HOST),
-            Release((form,), HOST),
-            Signal(decoded),
-        ]
+        code = self.code[HOST_CORES]
+        code.acquire((swap.block,), HOST)
+        code.decode(swap.block, form, HOST)
+        code.release((form,), HOST)
+        code.signal(decoded)
         return decoded
 
     def wait_for_copy_in(self, swap: Swap) -> None:
@@ -145,7 +135,10 @@ class SwapWriter:
         """If the GPU encodes the block: decode it on the compute stream."""
         if swap.encoded_by_gpu:
             form = _form(swap)
-            self.code[COMPUTE] += [Acquire((swap.block,)), Decode(swap.block, form), Release((form,))]
+            code = self.code[COMPUTE]
+            code.acquire((swap.block,))
+            code.decode(swap.block, form)
+            code.release((form,))
 
 
 def _copied_block(swap: Swap) -> int:

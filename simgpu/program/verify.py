@@ -13,6 +13,7 @@ such as a weight on several GPUs, has a value in each.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Container
 from functools import cached_property
@@ -47,8 +48,10 @@ from simgpu.program.instructions import (
 from simgpu.program.paging import Paged, Remote
 from simgpu.program.text import Place, deadlock, excerpt, located
 
-#: The compiled walk is faster from about so many instructions on.
+#: The compiled walk is faster from about so many instructions on. A process that has loaded the compiled machine runs
+#: enough that it is worth to compile the walk too.
 _LONG = 500
+_MACHINE = "simgpu.machine.compiled"
 
 
 def verify(
@@ -99,8 +102,8 @@ def verify(
     checked = checked or check_program(program, graph, node)
     if capacity is not None:
         check_budget(checked, capacity, alignment)
-    writes = writes_of(program, checked.graph)
-    if len(program) >= _LONG and is_ready("simgpu.program.compiled_walk", "walk"):
+    writes = writes_of(checked)
+    if len(program) >= _LONG and (is_ready("simgpu.program.compiled_walk", "walk") or _MACHINE in sys.modules):
         from simgpu.program.fast_walk import keeps_rules
 
         if keeps_rules(checked, writes):
@@ -150,17 +153,12 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
 Writes = list[tuple[list[int], list[int]]]
 
 
-def writes_of(program: Program, graph: TaskGraph) -> Writes:
+def writes_of(checked: CheckedProgram) -> Writes:
     """The writes of each segment. Raises `ProgramError` for segments that lack kernels or are out of order."""
+    graph = checked.graph
     writes: Writes = []
     reached = (0, 0)
-    for segment in program.segments:
-        kernels = {
-            instruction.kernel
-            for code in segment.streams.values()
-            for instruction in code
-            if type(instruction) is Launch and not instruction.recompute
-        }
+    for kernels in checked.launched:
         first, stop = (min(kernels), max(kernels) + 1) if kernels else (reached[1],) * 2
         if kernels:
             if len(kernels) < stop - first:

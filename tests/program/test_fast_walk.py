@@ -95,7 +95,7 @@ def test_the_compiled_walk_accepts_what_the_walk_over_instructions_accepts(data:
         program = changed(data, program, len(graph.blocks))
     try:
         checked = check_program(program, graph)
-        writes = writes_of(program, checked.graph)
+        writes = writes_of(checked)
     except ProgramError:
         return
     try:
