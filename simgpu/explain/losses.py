@@ -8,7 +8,7 @@ Streams execute in order, so the n-th work span of a stream belongs to its n-th 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -333,7 +333,7 @@ class Places:
             for _ in range(segment.repeat):
                 yield from timed
 
-    def code(self, place: InstructionPlace) -> tuple[Instruction, ...]:
+    def code(self, place: InstructionPlace) -> Sequence[Instruction]:
         """All instructions of the stream in the segment of a position."""
         return self.program.segments[place.segment].streams[place.stream]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from simgpu.errors import OutOfMemoryError, ProgramError
@@ -47,7 +47,7 @@ class StoppedRun:
         waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
         return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
 
-    def _remaining(self, stream: Stream) -> tuple[Instruction, ...]:
+    def _remaining(self, stream: Stream) -> Sequence[Instruction]:
         """The remaining instructions of a stream's segment."""
         return self.program.segments[stream.segment].streams.get(stream.id, ())[stream.position :]
 

@@ -20,8 +20,59 @@ from simgpu.program.streams import StreamOrder, compute_stream
 from simgpu.program.swaps import SwapWriter
 
 
-class Asynchronous:
-    """Writes kernels one after another with true dependencies only."""
+class Kernels:
+    """Writes kernels one after another, with memory for the blocks that begin with them; no block moves."""
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        births: Sequence[Sequence[int]],
+        deaths: Sequence[Sequence[int]],
+        order: StreamOrder,
+        writer: SwapWriter,
+    ) -> None:
+        self.graph = graph
+        self.births, self.deaths = births, deaths
+        self.order = order
+        self.writer = writer
+        self.written_by_host = graph.written_by_host
+
+    def kernel(self, k: int) -> None:
+        """Kernel k."""
+        code = self.begin(k)
+        self.launch(code, k, self.births[k])
+        self.release(code, k, self.deaths[k])
+
+    def begin(self, k: int) -> CodeWriter:
+        """Kernel k's stream, after it has waited for kernels of other streams."""
+        code = self.writer.code[compute_stream(self.graph.streams[k])]
+        for event in self.order.before[k]:
+            code.wait(event)
+        return code
+
+    def launch(self, code: CodeWriter, k: int, takes: Sequence[int]) -> None:
+        """Kernel k's first run, with the memory for it and the values that the host initializes."""
+        if takes:
+            code.acquire(takes)
+            if initialized := [b for b in takes if b in self.written_by_host]:
+                code.initialize(initialized)
+        code.launch(k)
+
+    def release(self, code: CodeWriter, k: int, blocks: Sequence[int]) -> None:
+        """Release what ends with kernel k, at once or when other compute streams have finished with it."""
+        shared, events = self.order.shared[k]
+        if own := [b for b in blocks if b not in shared] if shared else blocks:
+            code.release(own)
+        if k in self.order.signals:
+            code.signal(self.order.signals[k])
+        if shared:
+            for event in events:
+                self.writer.code[HOST_CORES].wait(event)
+            self.writer.code[HOST_CORES].release(shared)
+
+
+class Asynchronous(Kernels):
+    """Writes kernels and the moves of their blocks with true dependencies only."""
 
     def __init__(
         self,
@@ -32,10 +83,7 @@ class Asynchronous:
         order: StreamOrder,
         writer: SwapWriter,
     ) -> None:
-        self.graph = graph
-        self.order = order
-        self.writer = writer
-        self.written_by_host = graph.written_by_host
+        super().__init__(graph, births, deaths, order, writer)
         plan = schedule(graph, placement, births, deaths)
         self.steps, self.first = plan.steps, (*plan.first, len(plan.steps))
         self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
@@ -52,9 +100,7 @@ class Asynchronous:
 
     def kernel(self, k: int) -> None:
         """Kernel k with the recomputations before it, and the copies that begin with it."""
-        code = self.writer.code[compute_stream(self.graph.streams[k])]
-        for event in self.order.before[k]:
-            code.wait(event)
+        code = self.begin(k)
         if k in self.copied_out_with:
             begun = self._event()
             code.signal(begun)
@@ -68,8 +114,8 @@ class Asynchronous:
             if step.again:
                 self._relaunch(code, step)
             else:
-                launch(code, step.kernel, step.takes, self.written_by_host)
-        self._release(k, self.steps[self.first[k + 1] - 1])
+                self.launch(code, k, step.takes)
+                self.release(code, k, step.gives)
         self._copy_out(k)
 
     def _relaunch(self, code: CodeWriter, step: ScheduledLaunch) -> None:
@@ -78,19 +124,6 @@ class Asynchronous:
         code.relaunch(step.kernel, step.makes)
         if step.gives:
             code.release(step.gives)
-
-    def _release(self, k: int, step: ScheduledLaunch) -> None:
-        """Release what ends with kernel k, at once or when other compute streams have finished with it."""
-        code = self.writer.code[compute_stream(self.graph.streams[k])]
-        shared, events = self.order.shared[k]
-        if own := [b for b in step.gives if b not in shared] if shared else step.gives:
-            code.release(own)
-        if k in self.order.signals:
-            code.signal(self.order.signals[k])
-        if shared:
-            for event in events:
-                self.writer.code[HOST_CORES].wait(event)
-            self.writer.code[HOST_CORES].release(shared)
 
     def _copy_out(self, k: int) -> None:
         """Copy out what kernel k uses for the last time before its swap."""
@@ -108,15 +141,6 @@ class Asynchronous:
     def _event(self) -> int:
         self.writer.events = max(self.writer.events, self.order.events)
         return self.writer.event()
-
-
-def launch(code: CodeWriter, kernel: int, takes: Sequence[int], written_by_host: frozenset[int]) -> None:
-    """Write a kernel's first run, with the memory for it and the values that the host initializes."""
-    if takes:
-        code.acquire(takes)
-        if initialized := [b for b in takes if b in written_by_host]:
-            code.initialize(initialized)
-    code.launch(kernel)
 
 
 def trigger(graph: TaskGraph, swap: Swap, needed: int) -> int:

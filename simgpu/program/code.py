@@ -127,7 +127,8 @@ class Code(Sequence[Instruction]):
 
     def numbers(self, *codes: int) -> Ints:
         """The first operands of the rows with these codes, in order: kernels, copied blocks or events, for example."""
-        return self.rows[np.isin(self.rows[:, 0], codes), 1]
+        numbers: Ints = self.rows[np.isin(self.rows[:, 0], codes), 1]
+        return numbers
 
     def _decoded(self, begin: int, end: int) -> Iterator[Instruction]:
         memories, ways, offsets, blocks = self.memories, self.ways, self.offsets, self.blocks.tolist()
@@ -143,13 +144,26 @@ class Code(Sequence[Instruction]):
             elif code == RELEASE:
                 yield Release(tuple(blocks[second:third]), memories[first])
             elif code == COPY:
-                yield Copy(first, *ways[second], None if third < 0 else third)
+                src, dst = ways[second]
+                yield Copy(first, src, dst, None if third < 0 else third)
             elif code == RELAUNCH:
                 yield Launch(first, True, tuple(blocks[second:third]))
             elif code == INITIALIZE:
                 yield Initialize(tuple(blocks[second:third]), memories[first])
+            elif code == ENCODE:
+                yield Encode(first, second, memories[third])
+            elif code == DECODE:
+                yield Decode(first, second, memories[third])
             else:
-                yield {ENCODE: Encode, DECODE: Decode}[code](first, second, memories[third])
+                raise ValueError(f"{code} stands for no instruction")
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers names in the order in which they are first looked up."""
+
+    def __missing__(self, name: object) -> int:
+        self[name] = number = len(self)
+        return number
 
 
 class CodeWriter:
@@ -162,8 +176,8 @@ class CodeWriter:
         self._parts: list[tuple[Ints, Ints]] = []
         # Instructions and blocks in the parts.
         self._written = self._listed = 0
-        self.memories = {name: number for number, name in enumerate(memories)}
-        self.ways: dict[tuple[str, str], int] = {}
+        self.memories: dict[str, int] = _Numbers((name, number) for number, name in enumerate(memories))
+        self.ways: dict[tuple[str, str], int] = _Numbers()
         self.offsets: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -175,36 +189,33 @@ class CodeWriter:
 
     def relaunch(self, kernel: int, makes: Sequence[int]) -> None:
         """A kernel runs again to restore the blocks `makes`; if empty, all that it can restore."""
-        self._rows += (RELAUNCH, kernel, *self._list(makes))
+        self._rows += (RELAUNCH, kernel, *self._listed_at(makes))
 
     def copy(self, block: int, src: str, dst: str, into: int | None = None) -> None:
         """See `Copy`."""
-        way = self.ways.get((src, dst))
-        if way is None:
-            way = self.ways[src, dst] = len(self.ways)
-        self._rows += (COPY, block, way, -1 if into is None else into)
+        self._rows += (COPY, block, self.ways[src, dst], -1 if into is None else into)
 
     def acquire(self, blocks: Sequence[int], memory: str = DEVICE, offsets: tuple[int, ...] | None = None) -> None:
         """See `Acquire`."""
         if offsets is not None:
             self.offsets[len(self)] = offsets
-        self._rows += (ACQUIRE, self._number(memory), *self._list(blocks))
+        self._rows += (ACQUIRE, self.memories[memory], *self._listed_at(blocks))
 
     def release(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Release`."""
-        self._rows += (RELEASE, self._number(memory), *self._list(blocks))
+        self._rows += (RELEASE, self.memories[memory], *self._listed_at(blocks))
 
     def initialize(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Initialize`."""
-        self._rows += (INITIALIZE, self._number(memory), *self._list(blocks))
+        self._rows += (INITIALIZE, self.memories[memory], *self._listed_at(blocks))
 
     def encode(self, block: int, into: int, memory: str = DEVICE) -> None:
         """See `Encode`."""
-        self._rows += (ENCODE, block, into, self._number(memory))
+        self._rows += (ENCODE, block, into, self.memories[memory])
 
     def decode(self, block: int, source: int, memory: str = DEVICE) -> None:
         """See `Decode`."""
-        self._rows += (DECODE, block, source, self._number(memory))
+        self._rows += (DECODE, block, source, self.memories[memory])
 
     def signal(self, event: int) -> None:
         """See `Signal`."""
@@ -220,18 +231,13 @@ class CodeWriter:
         rows, blocks = (np.concatenate(each) for each in zip(*self._parts, strict=True))
         return Code(rows, blocks, tuple(self.memories), tuple(self.ways), self.offsets)
 
-    def _number(self, memory: str) -> int:
-        number = self.memories.get(memory)
-        if number is None:
-            number = self.memories[memory] = len(self.memories)
-        return number
-
-    def _list(self, blocks: Sequence[int]) -> tuple[int, int]:
+    def _listed_at(self, blocks: Sequence[int]) -> tuple[int, int]:
+        """List blocks; where they begin and end."""
         if len(self._rows) > 4 * _PART:
             self._flush()
-        begin = self._listed + len(self._blocks)
         self._blocks += blocks
-        return begin, begin + len(blocks)
+        end = self._listed + len(self._blocks)
+        return end - len(blocks), end
 
     def _flush(self) -> None:
         """Turn what is written into arrays, which take less memory."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.code import Code, DoubtfulError, Ints, coded
@@ -183,7 +184,8 @@ class ColumnWriter:
             return memories
         begins = np.cumsum(sizes) - sizes
         table = np.array([self._number(name) for each in names for name in each], dtype=np.int64)
-        return table[begins[part] + memories]
+        numbers: Ints = table[begins[part] + memories]
+        return numbers
 
     def _forms(self, rows: Ints, codes: list[Code], part: Ints) -> None:
         """Encoded and decoded blocks."""
@@ -255,10 +257,10 @@ class ColumnWriter:
         return number
 
 
-def _is(rows: Ints, *codes: int) -> np.typing.NDArray[np.bool_]:
+def _is(rows: Ints, *codes: int) -> NDArray[np.bool_]:
     """Which rows have one of these codes."""
     kinds = rows[:, 0]
-    which = kinds == codes[0]
+    which: NDArray[np.bool_] = kinds == codes[0]
     for code in codes[1:]:
         which |= kinds == code
     return which

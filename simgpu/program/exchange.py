@@ -12,7 +12,7 @@ of all orders: that of the largest gradient in addition to the policy's program.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -393,7 +393,7 @@ class Predicted:
     def _original(self, segment: int) -> int:
         return segment - 1 if self.split_segment is not None and segment > self.split_segment else segment
 
-    def _code(self, segment: int, stream: StreamId) -> tuple[object, ...]:
+    def _code(self, segment: int, stream: StreamId) -> Sequence[object]:
         segments = self.program.segments
         index = self._original(segment)
         # A segment that only the exchange uses stands behind those of the program.

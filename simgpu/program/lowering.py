@@ -15,13 +15,13 @@ from simgpu.errors import InputError, ProgramError
 from simgpu.garbage import no_collection
 from simgpu.graph.layers import LayerStep
 from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
-from simgpu.program.asynchronous import Asynchronous, launch
+from simgpu.program.asynchronous import Asynchronous, Kernels
 from simgpu.program.code import CodeWriter
 from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.instructions import COMPUTE, HOST_CORES, Program, Segment
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
-from simgpu.program.streams import StreamOrder, compute_stream, order_streams
+from simgpu.program.streams import StreamOrder, order_streams
 from simgpu.program.swaps import SwapWriter
 from simgpu.timeline.streams import StreamId
 
@@ -143,11 +143,14 @@ class _Lowering:
         releases = graph.recorded_releases if self.recorded_lifetimes else graph.needed_releases
         births, deaths, survivors, reinitialized = lifetimes(graph, releases)
         order = order_streams(graph, deaths)
-        writer: LayerSteps | Asynchronous
-        if self.placement.layer_barrier:
-            writer = LayerSteps(graph, self.placement, births, deaths, order, self.writer)
+        placement = self.placement
+        writer: Kernels
+        if not placement.swaps and not placement.recomputes:
+            writer = Kernels(graph, births, deaths, order, self.writer)
+        elif placement.layer_barrier:
+            writer = LayerSteps(graph, placement, births, deaths, order, self.writer)
         else:
-            writer = Asynchronous(graph, self.placement, births, deaths, order, self.writer)
+            writer = Asynchronous(graph, placement, births, deaths, order, self.writer)
         segments = []
         for part in graph.rounds:
             self._begin([b for b in reinitialized if self._round_of(b) == part], order)
@@ -197,7 +200,7 @@ class _Lowering:
     # --- kernels --------------------------------------------------------------------------------------------
 
 
-class LayerSteps:
+class LayerSteps(Kernels):
     """Writes kernels in layer steps that end when their kernels and the copies issued with them have ended."""
 
     def __init__(
@@ -209,11 +212,7 @@ class LayerSteps:
         order: StreamOrder,
         writer: SwapWriter,
     ) -> None:
-        self.graph = graph
-        self.births, self.deaths = births, deaths
-        self.order = order
-        self.writer = writer
-        self.written_by_host = graph.written_by_host
+        super().__init__(graph, births, deaths, order, writer)
         self.steps, self.step_of = graph.layers.steps, graph.layers.step_of
         self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
         self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
@@ -232,16 +231,14 @@ class LayerSteps:
         Before the step's first kernel, the GPU decodes the blocks that the step needs and encodes those it offloads.
         """
         writer, step = self.writer, self._step(k)
-        code = writer.code[compute_stream(self.graph.streams[k])]
-        for event in self.order.before[k]:
-            code.wait(event)
+        code = self.begin(k)
         outs, ins = self.copied_out_after.get(step.first, ()), self.fetched.get(step.first, ())
         if k == step.first:
             for swap in self.awaited.get(k, ()):
                 writer.decode(swap)
             if outs or ins:
                 self._begin_step(outs, ins)
-        launch(code, k, self.births[k], self.written_by_host)
+        self.launch(code, k, self.births[k])
         encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
         if released := [*self.deaths[k], *encoded] if encoded else self.deaths[k]:
             code.release(released)

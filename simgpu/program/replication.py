@@ -14,7 +14,7 @@ prevents deadlocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -154,7 +154,7 @@ class _Writer:
         ordered = {stream: streams[stream] for stream in sorted(streams, key=lambda stream: stream.rank)}
         return Segment(ordered, segment.repeat)
 
-    def _code(self, index: int, stream: StreamId, code: tuple[Instruction, ...], gpu: int) -> list[Instruction]:
+    def _code(self, index: int, stream: StreamId, code: Sequence[Instruction], gpu: int) -> list[Instruction]:
         """One stream as a GPU runs it."""
         new: list[Instruction] = []
         for position in range(len(code) + 1):

@@ -88,8 +88,6 @@ class _Scheduling:
         for b, birth in enumerate(graph.births):
             if birth is not None and birth < 0:
                 self.state[b] = _State.RESIDENT
-        # Without swaps and recomputations, every block is where its kernels need it.
-        self.moves = bool(placement.swaps or placement.recomputes)
         self.steps: list[ScheduledLaunch] = []
         self.needed: dict[Swap, int] = {}
         self.leaving: defaultdict[int, list[Swap]] = defaultdict(list)
@@ -125,9 +123,7 @@ class _Scheduling:
     def _kernel(self, k: int) -> None:
         graph, state = self.graph, self.state
         births = self.births[k]
-        touched: list[int] = []
-        if self.moves:
-            touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
+        touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
         if missing := [b for b in touched if state[b] is _State.DROPPED]:
             self._recompute_all(missing, k)
         step = ScheduledLaunch(k, k, takes=tuple(births))

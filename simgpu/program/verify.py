@@ -242,7 +242,7 @@ class ProgramWalk:
         self.earlier, writes = self.writes[index]
         self.launched = bytearray(len(self.graph.kernels))
         positions = [0] * self.count
-        codes = [segment.streams.get(stream, ()) for stream in self.streams]
+        codes = [tuple(segment.streams.get(stream, ())) for stream in self.streams]
         moving = True
         while moving:
             moving = False

@@ -6,6 +6,7 @@ changed would come out the same, and a program that was verified stays legal.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -24,7 +25,7 @@ _MOST, _LARGEST = 8, 200_000
 
 
 #: The streams of a program's segments, to see whether somebody has changed them since.
-Contents = list[dict[StreamId, tuple[Instruction, ...]]]
+Contents = list[dict[StreamId, Sequence[Instruction]]]
 
 
 class WatchedContext(PlanContext):
