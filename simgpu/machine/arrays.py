@@ -16,7 +16,7 @@ from simgpu.machine.engines import Engines, Lane
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.transfer import NANO, copy_ns
 from simgpu.program.check import CheckedProgram
-from simgpu.program.code import Ints
+from simgpu.program.code import Ints, Numbers
 from simgpu.program.columns import Columns
 from simgpu.program.opcodes import (
     ACQUIRE,
@@ -39,6 +39,8 @@ SAFE = 2**61
 #: What the machine does for each code of a program's columns; values cost it nothing.
 _CODES = np.arange(INITIALIZE + 1)
 _CODES[[RELAUNCH, ENCODE, DECODE]], _CODES[COPY_AS], _CODES[INITIALIZE] = LAUNCH, COPY, PASS
+#: Billionths of so many bytes pass 64 bits.
+_MOST_BYTES = 2**63 // NANO
 #: Links that a copy passes, at most: its own, and two switches.
 _HOPS = 3
 
@@ -111,30 +113,40 @@ class TableWriter:
         count, blocks = len(names), max(len(self.graph.blocks), 1)
         ways = (self.gpus[rows] * count + self.second[rows]) * count + self.third[rows]
         distinct, self.ops[rows, 1] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
-        links = sorted(flows.capacities) if flows is not None else []
-        place = {name: at for at, name in enumerate(links)}
-        engines: dict[int, int] = {}
-        table, resources, sizes = [], [], []
-        lanes: dict[int, tuple[Lane, int]] = {}
-        for key in distinct.tolist():
-            way, block = divmod(key, blocks)
-            if way not in lanes:
-                gpu, pair = divmod(way, count**2)
-                lanes[way] = self._lane(gpu, names[pair // count], names[pair % count])
-            lane, resource = lanes[way]
-            engine = engines.setdefault(id(lane.engine), len(engines))
-            size = self.graph.copy_sizes[block]
-            cap = lane.cap(size, self.graph.blocks[block].bytes)
-            alone = copy_ns(size, cap, lane.latency) if flows is None else -1
-            path = [place[link] for link in lane.path] if links else []
-            table.append((engine, alone, lane.latency, size * NANO if links else 0, cap, *(*path, -1, -1, -1)[:_HOPS]))
+        used, way = np.unique(distinct // blocks, return_inverse=True)
+        lanes, resources = [], []
+        for gpu, pair in (divmod(each, count**2) for each in used.tolist()):
+            lane, resource = self._lane(gpu, names[pair // count], names[pair % count])
+            lanes.append(lane)
             resources.append(resource)
-            sizes.append(size)
+        copied = distinct % blocks
+        table = self._copy_table(lanes, way, copied)
         self.kind[rows], self.name[rows] = SpanKind.COPY, len(self.graph.kernels) + self.first[rows]
-        self.bytes[rows] = np.array(sizes, dtype=np.int64)[self.ops[rows, 1]]
-        self.resource[rows] = np.array(resources, dtype=np.int64)[self.ops[rows, 1]]
-        capacities = [flows.capacities[link] for link in links] if flows is not None else []
-        return table_of(table, 8), len(engines), np.array(capacities, dtype=np.int64)
+        self.bytes[rows] = self.graph.columns.copy_sizes[self.first[rows]]
+        self.resource[rows] = np.array(resources, dtype=np.int64)[way[self.ops[rows, 1]]]
+        capacities = [flows.capacities[link] for link in sorted(flows.capacities)] if flows is not None else []
+        return table, int(table[:, 0].max(initial=-1)) + 1, np.array(capacities, dtype=np.int64)
+
+    def _copy_table(self, lanes: list[Lane], way: Ints, blocks: Ints) -> Ints:
+        """A row for each copied block, over the lane of its way."""
+        flows, sizes = self.engines.flows, self.graph.columns.copy_sizes[blocks]
+        links = sorted(flows.capacities) if flows is not None else []
+        engines, each = Numbers(), []
+        for lane in lanes:
+            path = [links.index(link) for link in lane.path] if links else []
+            each.append((engines[id(lane.engine)], lane.latency, *(*path, -1, -1, -1)[:_HOPS]))
+        of_lane = table_of(each, 2 + _HOPS)[way]
+        table = np.empty((len(blocks), 8), dtype=np.int64)
+        table[:, 0], table[:, 2], table[:, 5:] = of_lane[:, 0], of_lane[:, 1], of_lane[:, 2:]
+        for number, lane in enumerate(lanes):
+            here = way == number
+            raws = [self.graph.blocks[block].bytes for block in blocks[here].tolist()] if lane.compresses else []
+            table[here, 4] = [*map(lane.cap, sizes[here].tolist(), raws)] if raws else lane.rate
+        table[:, 1] = -1 if flows is not None else _alone(sizes, table[:, 4], table[:, 2])
+        if links and len(sizes) and sizes.max() >= _MOST_BYTES:
+            raise OverflowError("billionths of a copy's bytes pass 64 bits")
+        table[:, 3] = sizes * NANO if links else 0
+        return table
 
     def _lane(self, gpu: int, src: str, dst: str) -> tuple[Lane, int]:
         """The lane from one memory to another for a GPU, and its engine's place among the timeline's resources."""
@@ -231,6 +243,14 @@ class TableWriter:
         parts = np.zeros(len(rows), dtype=np.int64)
         parts[self.columns.first.ravel()] = self.columns.first.ravel()
         return np.where(before >= np.maximum.accumulate(parts), before, -1)
+
+
+def _alone(sizes: Ints, rates: Ints, latencies: Ints) -> Ints:
+    """The time of each copy on an idle link."""
+    if sizes.max(initial=0) < _MOST_BYTES:
+        return latencies - -sizes * NANO // rates
+    each = zip(sizes.tolist(), rates.tolist(), latencies.tolist(), strict=True)
+    return np.array([copy_ns(*copy) for copy in each], dtype=np.int64)
 
 
 def table_of(rows: Sequence[tuple[int, ...]], width: int) -> Ints:

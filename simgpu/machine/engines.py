@@ -47,6 +47,11 @@ class Lane:
     dram: Dram | None
     buddy: Path
 
+    @property
+    def compresses(self) -> bool:
+        """Whether the rate depends on what is copied."""
+        return self.dram is not None and self.dram.gpu.cdma is not None
+
     def cap(self, size: int, raw: int) -> int:
         """The rate of a copy of a block of `raw` bytes as `size` bytes, as far as it has the path to itself."""
         return self.rate if self.dram is None else self.dram.sending_rate(size, raw, self.rate)

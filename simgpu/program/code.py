@@ -158,7 +158,7 @@ class Code(Sequence[Instruction]):
                 raise ValueError(f"{code} stands for no instruction")
 
 
-class _Numbers(dict[Any, int]):
+class Numbers(dict[Any, int]):
     """Numbers names in the order in which they are first looked up."""
 
     def __missing__(self, name: object) -> int:
@@ -176,8 +176,8 @@ class CodeWriter:
         self._parts: list[tuple[Ints, Ints]] = []
         # Instructions and blocks in the parts.
         self._written = self._listed = 0
-        self.memories: dict[str, int] = _Numbers((name, number) for number, name in enumerate(memories))
-        self.ways: dict[tuple[str, str], int] = _Numbers()
+        self.memories: dict[str, int] = Numbers((name, number) for number, name in enumerate(memories))
+        self.ways: dict[tuple[str, str], int] = Numbers()
         self.offsets: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
