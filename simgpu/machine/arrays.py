@@ -77,9 +77,11 @@ class TableWriter:
         self.code, self.first, self.second, self.third = rows.T
         self.ops = np.zeros((len(rows), 5), dtype=np.int64)
         self.ops[:, 0] = _CODES[self.code]
-        none = np.full(len(rows), -1, dtype=np.int64)
-        # What the log says of the work in each row: kind, position in the timeline's names, bytes, resource.
-        self.kind, self.name, self.bytes, self.resource = none.copy(), none.copy(), np.zeros_like(none), none.copy()
+        # What the log says of each row, and as views of it, of the work in it: kind, position in the timeline's names,
+        # bytes, resource.
+        self.labels = np.full((len(rows), 8), -1, dtype=np.int64)
+        self.kind, self.name, self.bytes, self.resource = self.labels.T[:4]
+        self.bytes[:] = 0
 
     def tables(self) -> ProgramTables:
         """All tables."""
@@ -226,14 +228,16 @@ class TableWriter:
 
     def _labels(self) -> Ints:
         """What the log says of each row."""
+        wait, waited, stream, reason = self.labels.T[4:]
         for_memory = self.code == ACQUIRE
-        wait = np.where(for_memory, int(SpanKind.STALL_MEMORY), int(SpanKind.STALL_EVENT))
+        wait[:] = SpanKind.STALL_EVENT
+        wait[for_memory] = SpanKind.STALL_MEMORY
         wait[self.ops[:, 0] == COPY] = SpanKind.STALL_ENGINE
-        memory = np.where(for_memory, self.resource, -1)
+        waited[for_memory] = self.resource[for_memory]
+        stream[:] = self.streams
         before = self._before()
-        reason = np.where(before < 0, -1, self.name[before])
-        work = self.kind, self.name, self.bytes, self.resource
-        return np.stack([*work, wait, memory, self.streams, reason], axis=1)
+        reason[:] = np.where(before < 0, -1, self.name[before])
+        return self.labels
 
     def _before(self) -> Ints:
         """For each row the last row of work before it in its part, -1 for none."""

@@ -47,7 +47,10 @@ class Ran:
 
 def names_of(graph: TaskGraph) -> tuple[str, ...]:
     """The names in a timeline: kernels, then blocks."""
-    return (*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks))
+    if ("names",) not in graph.kept:
+        graph.kept["names",] = (*(kernel.id for kernel in graph.kernels), *(block.id for block in graph.blocks))
+    names: tuple[str, ...] = graph.kept["names",]
+    return names
 
 
 def timeline_of(

@@ -54,8 +54,8 @@ class Kernels:
         """Kernel k's first run, with the memory for it and the values that the host initializes."""
         if takes:
             code.acquire(takes)
-            if initialized := [b for b in takes if b in self.written_by_host]:
-                code.initialize(initialized)
+            if not self.written_by_host.isdisjoint(takes):
+                code.initialize([b for b in takes if b in self.written_by_host])
         code.launch(k)
 
     def release(self, code: CodeWriter, k: int, blocks: Sequence[int]) -> None:

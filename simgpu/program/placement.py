@@ -26,6 +26,10 @@ class Swap:
     out_with: int | None = None
     drain: bool = False
 
+    def __hash__(self) -> int:
+        # A block is moved once in a gap; lowering looks swaps up often.
+        return hash((self.block, self.after))
+
     @property
     def encoded_by_gpu(self) -> bool:
         """Whether the GPU encodes the block, so that its encoded form is copied."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -27,8 +27,8 @@ class StreamOrder:
     signals[k]: event signalled when kernel k has ended. others: all compute streams except the first.
     """
 
-    before: list[list[int]]
-    shared: list[tuple[tuple[int, ...], list[int]]]
+    before: Sequence[Sequence[int]]
+    shared: Sequence[tuple[tuple[int, ...], Sequence[int]]]
     signals: dict[int, int] = field(default_factory=dict)
     others: tuple[StreamId, ...] = ()
 
@@ -45,11 +45,13 @@ class StreamOrder:
 def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
     """The events that order true dependencies across streams, and every use of a block before its release."""
     count = len(graph.kernels)
-    order = StreamOrder([[] for _ in range(count)], [((), []) for _ in range(count)])
     names = [compute_stream(number) for number in graph.compute_streams]
-    order.others = tuple(name for name in names if name != COMPUTE)
-    if not order.others:
-        return order
+    others = tuple(name for name in names if name != COMPUTE)
+    if not others:
+        return StreamOrder([()] * count, [((), ())] * count)
+    before: list[Sequence[int]] = [()] * count
+    shared_after: list[tuple[tuple[int, ...], Sequence[int]]] = [((), ())] * count
+    order = StreamOrder(before, shared_after, others=others)
     awaited: dict[tuple[int, int], int] = {}
 
     def wait(waiter: int, kernels: Iterable[int]) -> list[int]:
@@ -67,8 +69,8 @@ def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
     host = -1
     births = [BEFORE if birth is None else birth for birth in graph.births]
     for k in range(count):
-        order.before[k] = wait(graph.streams[k], graph.predecessors[k])
+        before[k] = wait(graph.streams[k], graph.predecessors[k])
         users = {b: {u for u in (*graph.uses[b], births[b]) if 0 <= u <= k} | {k} for b in deaths[k]}
         shared = tuple(b for b in deaths[k] if {graph.streams[u] for u in users[b]} != {graph.streams[k]})
-        order.shared[k] = shared, wait(host, (u for b in shared for u in users[b]))
+        shared_after[k] = shared, wait(host, (u for b in shared for u in users[b]))
     return order

@@ -31,7 +31,7 @@ class SwapWriter:
     copied_out: dict[Swap, int] = field(default_factory=dict)
     offloaded: dict[Swap, int] = field(default_factory=dict)
     copied_in: dict[Swap, int] = field(default_factory=dict)
-    _awaited: set[tuple[StreamId, int]] = field(default_factory=set)
+    _awaited: dict[StreamId, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def event(self) -> int:
         """A new event number."""
@@ -40,9 +40,10 @@ class SwapWriter:
 
     def _wait(self, stream: StreamId, *events: int) -> None:
         """Let a stream wait for events, once for each."""
+        awaited = self._awaited[stream]
         for event in events:
-            if (stream, event) not in self._awaited:
-                self._awaited.add((stream, event))
+            if event not in awaited:
+                awaited.add(event)
                 self.code[stream].wait(event)
 
     def encode(self, swap: Swap) -> None:
