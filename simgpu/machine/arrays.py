@@ -16,7 +16,7 @@ from simgpu.machine.engines import Engines, Lane
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.transfer import NANO, copy_ns
 from simgpu.program.check import CheckedProgram
-from simgpu.program.code import Ints, Numbers
+from simgpu.program.code import Ints, Numbers, SmallInts
 from simgpu.program.columns import Columns
 from simgpu.program.opcodes import (
     ACQUIRE,
@@ -48,7 +48,7 @@ _HOPS = 3
 @dataclass(slots=True, eq=False)
 class ProgramTables:
     """The tables that `simgpu.machine.compiled` describes. engines: how many; capacities: of the links in the copies'
-    paths."""
+    paths; sizes: bytes of the copies."""
 
     ops: Ints
     requests: Ints
@@ -56,7 +56,8 @@ class ProgramTables:
     copies: Ints
     engines: int
     capacities: Ints
-    labels: Ints
+    labels: SmallInts
+    sizes: Ints
 
 
 class TableWriter:
@@ -78,10 +79,9 @@ class TableWriter:
         self.ops = np.zeros((len(rows), 5), dtype=np.int64)
         self.ops[:, 0] = _CODES[self.code]
         # What the log says of each row, and as views of it, of the work in it: kind, position in the timeline's names,
-        # bytes, resource.
-        self.labels = np.full((len(rows), 8), -1, dtype=np.int64)
-        self.kind, self.name, self.bytes, self.resource = self.labels.T[:4]
-        self.bytes[:] = 0
+        # copy, resource.
+        self.labels = np.full((len(rows), 8), -1, dtype=np.int32)
+        self.kind, self.name, self.copy, self.resource = self.labels.T[:4]
 
     def tables(self) -> ProgramTables:
         """All tables."""
@@ -89,7 +89,8 @@ class TableWriter:
         copies, engines, capacities = self._copies()
         requests, pieces = self._requests()
         self._events()
-        return ProgramTables(self.ops, requests, pieces, copies, engines, capacities, self._labels())
+        labels = self._labels()
+        return ProgramTables(self.ops, requests, pieces, copies, engines, capacities, labels, self.sizes)
 
     def _rows(self, *codes: int) -> Ints:
         return np.flatnonzero(reduce(or_, [self.code == code for code in codes]))
@@ -124,9 +125,10 @@ class TableWriter:
         copied = distinct % blocks
         table = self._copy_table(lanes, way, copied)
         self.kind[rows], self.name[rows] = SpanKind.COPY, len(self.graph.kernels) + self.first[rows]
-        self.bytes[rows] = self.graph.columns.copy_sizes[self.first[rows]]
-        self.resource[rows] = np.array(resources, dtype=np.int64)[way[self.ops[rows, 1]]]
+        self.copy[rows] = self.ops[rows, 1]
+        self.resource[rows] = np.array(resources, dtype=np.int32)[way[self.ops[rows, 1]]]
         capacities = [flows.capacities[link] for link in sorted(flows.capacities)] if flows is not None else []
+        self.sizes = self.graph.columns.copy_sizes[copied]
         return table, int(table[:, 0].max(initial=-1)) + 1, np.array(capacities, dtype=np.int64)
 
     def _copy_table(self, lanes: list[Lane], way: Ints, blocks: Ints) -> Ints:
@@ -181,7 +183,7 @@ class TableWriter:
         sums = [np.diff(np.concatenate([[0], np.cumsum(each)])[bounds]) for each in (live, used, carved)]
         return np.stack([*sums[:2], ends[:-1], ends[1:], sums[2]], axis=1), pieces
 
-    def _sizes(self, blocks: Ints, of_memory: Ints) -> tuple[Ints, Ints]:
+    def _sizes(self, blocks: SmallInts, of_memory: Ints) -> tuple[Ints, Ints]:
         """Bytes of blocks in memories, without and with padding."""
         live = np.zeros(len(blocks), dtype=np.int64)
         used = np.zeros(len(blocks), dtype=np.int64)
@@ -203,7 +205,7 @@ class TableWriter:
                 offsets[at[row] : at[row] + len(given)] = given
         return offsets
 
-    def _carved(self, blocks: Ints, of_memory: Ints) -> Ints:
+    def _carved(self, blocks: SmallInts, of_memory: Ints) -> Ints:
         """Bytes of buddy memory that each block owns."""
         compressed = self.graph.compressed
         if compressed is None:
@@ -226,7 +228,7 @@ class TableWriter:
         self.ops[rows, 3] = np.where(here, 0, columns.repeats[segments[source]])
         self.ops[rows, 4] = source
 
-    def _labels(self) -> Ints:
+    def _labels(self) -> SmallInts:
         """What the log says of each row."""
         wait, waited, stream, reason = self.labels.T[4:]
         for_memory = self.code == ACQUIRE

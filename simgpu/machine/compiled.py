@@ -38,9 +38,9 @@ ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
 NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
 # Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
 BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
-# Columns of what the log says of rows. Of work: kind, position in the timeline's names, bytes, resource. Of a wait:
+# Columns of what the log says of rows. Of work: kind, position in the timeline's names, copy, resource. Of a wait:
 # kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
-KIND, NAME, SIZE, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
+KIND, NAME, COPIED, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
 # In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
 _NOBODY, _WORK = -1, -2
 _NEVER = 2**62
@@ -370,15 +370,17 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
 
 
 @_machine
-def write_columns(entries: Any, order: Any, labels: Any, columns: Any) -> None:
-    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`."""
+def write_columns(entries: Any, order: Any, labels: Any, sizes: Any, columns: Any) -> None:
+    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`. sizes: bytes of copies."""
     for n in range(columns.shape[1]):
         e = order[n]
         row, cause = entries[e, ROW], entries[e, CAUSE]
         columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
         columns[7, n] = entries[e, IN_ITERATION]
         if cause == _WORK:
-            columns[1, n], columns[2, n], columns[5, n] = labels[row, KIND], labels[row, NAME], labels[row, SIZE]
+            copied = labels[row, COPIED]
+            columns[1, n], columns[2, n] = labels[row, KIND], labels[row, NAME]
+            columns[5, n] = sizes[copied] if copied >= 0 else 0
             columns[6, n], columns[8, n] = -1, labels[row, RESOURCE]
         else:
             columns[1, n], columns[5, n], columns[8, n] = labels[row, WAIT], 0, labels[row, WAITED]

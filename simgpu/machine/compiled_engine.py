@@ -116,7 +116,11 @@ def _run(
     entries = entries[: counts[machine.ENTRIES]]
     log_columns = np.empty((9, len(entries)), dtype=np.int64)
     machine.write_columns(
-        entries, in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]), tables.labels, log_columns
+        entries,
+        in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]),
+        tables.labels,
+        tables.sizes,
+        log_columns,
     )
     order = (iterations % 2, 1 - iterations % 2)
     devices = range(len(memories.devices))

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithAlgorithms, algorithm_choices, transformed
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
@@ -106,6 +107,7 @@ def offloading(graph: TaskGraph, mode: str, algorithms: Algorithms) -> Program:
     return replace(program, transforms=transforms, notes=(*program.notes, *notes))
 
 
+@no_collection()
 def _swaps(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
     """Which layer inputs are offloaded, and with which layer step each is prefetched."""
     layers = graph.layers

@@ -51,7 +51,7 @@ _EXECUTED = 10**8
 @dataclass(frozen=True)
 class CheckedProgram:
     """graph: with the program's transforms applied. memories: those that the program uses, device and host first.
-    columns: the program as arrays, None if its numbers need more than 64 bits."""
+    columns: the program as arrays, None if its numbers need more than 32 bits."""
 
     program: Program
     graph: TaskGraph

@@ -43,6 +43,8 @@ from simgpu.program.opcodes import (
 )
 
 Ints = NDArray[np.int64]
+#: The numbers of programs, which have millions of them: kernels, blocks, events, counts.
+SmallInts = NDArray[np.int32]
 
 _KINDS = set(INSTRUCTIONS)
 
@@ -72,8 +74,8 @@ class Code(Sequence[Instruction]):
 
     def __init__(
         self,
-        rows: Ints,
-        blocks: Ints,
+        rows: SmallInts,
+        blocks: SmallInts,
         memories: tuple[str, ...] = (DEVICE, HOST),
         ways: tuple[tuple[str, str], ...] = (),
         offsets: dict[int, tuple[int, ...]] | None = None,
@@ -125,11 +127,6 @@ class Code(Sequence[Instruction]):
     def __repr__(self) -> str:
         return repr(self.instructions)
 
-    def numbers(self, *codes: int) -> Ints:
-        """The first operands of the rows with these codes, in order: kernels, copied blocks or events, for example."""
-        numbers: Ints = self.rows[np.isin(self.rows[:, 0], codes), 1]
-        return numbers
-
     def _decoded(self, begin: int, end: int) -> Iterator[Instruction]:
         memories, ways, offsets, blocks = self.memories, self.ways, self.offsets, self.blocks.tolist()
         for at, (code, first, second, third) in enumerate(self.rows[begin:end].tolist(), begin):
@@ -167,13 +164,13 @@ class Numbers(dict[Any, int]):
 
 
 class CodeWriter:
-    """Writes the instructions of a stream, one method for each kind. Numbers are plain ints below 64 bits, which the
+    """Writes the instructions of a stream, one method for each kind. Numbers are plain ints below 32 bits, which the
     caller knows or checks afterwards; `code` raises `OverflowError` for larger ones."""
 
     def __init__(self, memories: Iterable[str] = (DEVICE, HOST)) -> None:
         self._rows: list[int] = []
         self._blocks: list[int] = []
-        self._parts: list[tuple[Ints, Ints]] = []
+        self._parts: list[tuple[SmallInts, SmallInts]] = []
         # Instructions and blocks in the parts.
         self._written = self._listed = 0
         self.memories: dict[str, int] = Numbers((name, number) for number, name in enumerate(memories))
@@ -241,8 +238,8 @@ class CodeWriter:
 
     def _flush(self) -> None:
         """Turn what is written into arrays, which take less memory."""
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
-        self._parts.append((rows, np.array(self._blocks, dtype=np.int64)))
+        rows = np.array(self._rows, dtype=np.int32).reshape(-1, 4)
+        self._parts.append((rows, np.array(self._blocks, dtype=np.int32)))
         self._written, self._listed = self._written + len(rows), self._listed + len(self._blocks)
         self._rows.clear()
         self._blocks.clear()

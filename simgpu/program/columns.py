@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.program.code import Code, DoubtfulError, Ints, coded
+from simgpu.program.code import Code, DoubtfulError, Ints, SmallInts, coded
 from simgpu.program.instructions import Program
 from simgpu.program.opcodes import (
     ACQUIRE,
@@ -55,10 +55,10 @@ class Columns:
     ([[5, 0, 0, 1], [6, 0, 0, 0]], [1, 2, 1, 2])
     """
 
-    rows: Ints
+    rows: SmallInts
     first: Ints
     repeats: Ints
-    blocks: Ints
+    blocks: SmallInts
     memories: tuple[str, ...]
     events: tuple[int, ...]
     offsets: dict[int, tuple[int, ...]]
@@ -121,7 +121,7 @@ class ColumnWriter:
         lengths = np.array([len(code) + 1 for code in codes], dtype=np.int64)
         first = np.cumsum(lengths) - lengths
         part = np.repeat(np.arange(len(codes)), lengths)
-        end = np.array([[END, 0, 0, 0]], dtype=np.int64)
+        end = np.array([[END, 0, 0, 0]], dtype=np.int32)
         rows = np.concatenate([each for code in codes for each in (code.rows, end)])
         blocks = np.concatenate([code.blocks for code in codes])
         self._requests(rows, blocks, codes, part)
@@ -144,7 +144,7 @@ class ColumnWriter:
         names = (*code.memories, *chain.from_iterable(code.ways))
         self._must(all(type(name) is str for name in names) and all(len(way) == 2 for way in code.ways))
         for array, shape in ((code.rows, (len(code), 4)), (code.blocks, (len(code.blocks),))):
-            self._must(type(array) is np.ndarray and array.dtype == np.int64 and array.shape == shape)
+            self._must(type(array) is np.ndarray and array.dtype == np.int32 and array.shape == shape)
         self._must(code.rows[:, 0].min(initial=0) >= 0)
         self._must(set(np.flatnonzero(np.bincount(code.rows[:, 0])).tolist()) <= _CODES)
         for row, offsets in code.offsets.items():
@@ -163,7 +163,7 @@ class ColumnWriter:
         }
         self._must(not launching or ("compute" in launching and launching <= {"compute", "host"}))
 
-    def _requests(self, rows: Ints, blocks: Ints, codes: list[Code], part: Ints) -> None:
+    def _requests(self, rows: SmallInts, blocks: SmallInts, codes: list[Code], part: Ints) -> None:
         """Their memories, and where their blocks are among those of all parts."""
         counts = np.array([len(code.blocks) for code in codes], dtype=np.int64)
         with_memory, relaunches = _is(rows, ACQUIRE, RELEASE, INITIALIZE), rows[:, 0] == RELAUNCH
@@ -174,7 +174,7 @@ class ColumnWriter:
         rows[with_memory, 1] = self._numbers(rows[with_memory, 1], codes, part[with_memory])
         self._must_be_in(blocks, len(self.graph.blocks))
 
-    def _numbers(self, memories: Ints, codes: list[Code], part: Ints) -> Ints:
+    def _numbers(self, memories: SmallInts, codes: list[Code], part: Ints) -> SmallInts:
         """The program's numbers of memories that the parts' codes number each in their way."""
         names = [code.memories for code in codes]
         own = tuple(self.memories)
@@ -183,11 +183,11 @@ class ColumnWriter:
         if all(each == own[: len(each)] for each in names):
             return memories
         begins = np.cumsum(sizes) - sizes
-        table = np.array([self._number(name) for each in names for name in each], dtype=np.int64)
-        numbers: Ints = table[begins[part] + memories]
+        table = np.array([self._number(name) for each in names for name in each], dtype=np.int32)
+        numbers: SmallInts = table[begins[part] + memories]
         return numbers
 
-    def _forms(self, rows: Ints, codes: list[Code], part: Ints) -> None:
+    def _forms(self, rows: SmallInts, codes: list[Code], part: Ints) -> None:
         """Encoded and decoded blocks."""
         codecs = np.flatnonzero(_is(rows, ENCODE, DECODE))
         if not len(codecs):
@@ -197,7 +197,7 @@ class ColumnWriter:
         memories = self._numbers(rows[codecs, 3], codes, part[codecs])
         rows[codecs, 1:] = np.stack([rows[codecs, 2], memories, np.zeros_like(memories)], axis=1)
 
-    def _copies(self, rows: Ints, codes: list[Code], part: Ints) -> None:
+    def _copies(self, rows: SmallInts, codes: list[Code], part: Ints) -> None:
         """Copied blocks, with the memories from which and to which they go."""
         copies = np.flatnonzero(rows[:, 0] == COPY)
         if not len(copies):
@@ -208,7 +208,7 @@ class ColumnWriter:
         self._must(bool((way >= 0).all() and (way < counts[part[copies]]).all() and (into >= -1).all()))
         known: dict[tuple[str, str], tuple[int, int]] = {}
         ways = [known.get(each) or self._way(each, known) for code in codes for each in code.ways]
-        rows[copies, 2:] = np.array(ways, dtype=np.int64)[(np.cumsum(counts) - counts)[part[copies]] + way]
+        rows[copies, 2:] = np.array(ways, dtype=np.int32)[(np.cumsum(counts) - counts)[part[copies]] + way]
         self._must_be_in(rows[copies, 1], len(self.graph.blocks))
         changed = copies[into >= 0]
         if len(changed):
@@ -221,16 +221,16 @@ class ColumnWriter:
         self._must(src != dst and self.can_copy is not None and self.can_copy(src, dst))
         return known[way]
 
-    def _check_forms(self, blocks: Ints, forms: Ints) -> None:
+    def _check_forms(self, blocks: SmallInts, forms: SmallInts) -> None:
         """Each must be an encoded form of its block."""
         encoded = self.graph.encoded
         for block, form in set(zip(blocks.tolist(), forms.tolist(), strict=True)):
             self._must(form in encoded and encoded[form].block == block)
 
-    def _check_kernels(self, rows: Ints) -> None:
+    def _check_kernels(self, rows: SmallInts) -> None:
         self._must_be_in(rows[_is(rows, LAUNCH, RELAUNCH), 1], len(self.graph.kernels))
 
-    def _events(self, rows: Ints) -> tuple[int, ...]:
+    def _events(self, rows: SmallInts) -> tuple[int, ...]:
         """Number the events from 0; each is signalled at one place, and may be awaited at many."""
         signals, waits = np.flatnonzero(rows[:, 0] == SIGNAL), np.flatnonzero(rows[:, 0] == AWAIT)
         events = np.unique(rows[signals, 1])
@@ -245,7 +245,7 @@ class ColumnWriter:
         if not certain:
             raise DoubtfulError
 
-    def _must_be_in(self, numbers: Ints, end: int) -> None:
+    def _must_be_in(self, numbers: SmallInts, end: int) -> None:
         self._must(not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < end))
 
     def _number(self, memory: str) -> int:
@@ -257,7 +257,7 @@ class ColumnWriter:
         return number
 
 
-def _is(rows: Ints, *codes: int) -> NDArray[np.bool_]:
+def _is(rows: SmallInts, *codes: int) -> NDArray[np.bool_]:
     """Which rows have one of these codes."""
     kinds = rows[:, 0]
     which: NDArray[np.bool_] = kinds == codes[0]

@@ -127,10 +127,9 @@ class _Walk:
         signalled = np.zeros(len(columns.events), dtype=np.int64)
         signalled[event[signals]] = segments[signals]
         repeats = np.minimum(columns.repeats, 2)
-        where = signalled[np.where(code == AWAIT, event, 0)] if len(signalled) else np.zeros_like(code)
+        where = signalled[np.where(code == AWAIT, event, 0)] if len(signalled) else np.zeros(len(code), dtype=np.int64)
         other = (number // int(repeats[index]) + 1) * repeats[where]
-        waiting: Ints = np.where(where == index, number + 1, other) - lag
-        return waiting
+        return (np.where(where == index, number + 1, other) - lag).astype(np.int64)
 
 
 def _facts(graph: TaskGraph) -> Ints:
