@@ -9,23 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from simgpu.graph.taskgraph import BEFORE, TaskGraph, Transform
-from simgpu.program.instructions import (
-    COMPUTE,
-    D2H,
-    DEVICE,
-    H2D,
-    HOST,
-    Acquire,
-    Await,
-    Copy,
-    Initialize,
-    Instruction,
-    Launch,
-    Program,
-    Release,
-    Segment,
-    Signal,
-)
+from simgpu.program.code import CodeWriter
+from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, Program, Segment
 from simgpu.program.lifetimes import lifetimes, open_lifetimes
 from simgpu.timeline.streams import StreamId
 
@@ -57,23 +42,24 @@ class Eager:
     def __init__(self, graph: TaskGraph, releases: Sequence[int | None]) -> None:
         self.graph = graph
         self.births, self.deaths, self.survivors, self.reinitialized = lifetimes(graph, releases)
-        self.code: defaultdict[StreamId, list[Instruction]] = defaultdict(list)
+        self.code: defaultdict[StreamId, CodeWriter] = defaultdict(CodeWriter)
         self.compute = self.code[COMPUTE]
         self.events = 0
         if self.reinitialized:
-            self.compute += [Acquire(tuple(self.reinitialized)), Initialize(tuple(self.reinitialized))]
+            self.compute.acquire(self.reinitialized)
+            self.compute.initialize(self.reinitialized)
 
     def run(self, k: int) -> None:
         """Kernel k, with memory for the blocks whose lifetime begins with it."""
         self.acquire(self.births[k])
-        if initialized := tuple(b for b in self.births[k] if self.graph.blocks[b].host_write is not None):
-            self.compute.append(Initialize(initialized))
-        self.compute.append(Launch(k))
+        if initialized := [b for b in self.births[k] if b in self.graph.written_by_host]:
+            self.compute.initialize(initialized)
+        self.compute.launch(k)
 
     def recompute(self, k: int, makes: tuple[int, ...], takes: Iterable[int]) -> None:
         """Run kernel k again to write the blocks `makes`, after acquiring memory for `takes`."""
         self.acquire(takes)
-        self.compute.append(Launch(k, recompute=True, makes=makes))
+        self.compute.relaunch(k, makes)
 
     def release_after(self, b: int, k: int) -> None:
         """Release block b after kernel k, which has not run yet."""
@@ -86,27 +72,28 @@ class Eager:
     def acquire(self, blocks: Iterable[int]) -> None:
         """Acquire device memory for these blocks."""
         if listed := tuple(blocks):
-            self.compute.append(Acquire(listed))
+            self.compute.acquire(listed)
 
     def release(self, blocks: Iterable[int], memory: str = DEVICE) -> None:
         """Release the memory of these blocks."""
         if listed := tuple(blocks):
-            self.compute.append(Release(listed, memory))
+            self.compute.release(listed, memory)
 
     def signal(self, stream: StreamId = COMPUTE) -> int:
         """A new event, which a stream signals at this point."""
         self.events += 1
-        self.code[stream].append(Signal(self.events - 1))
+        self.code[stream].signal(self.events - 1)
         return self.events - 1
 
     def wait(self, event: int, stream: StreamId = COMPUTE) -> None:
         """Let a stream wait for an event."""
-        self.code[stream].append(Await(event))
+        self.code[stream].wait(event)
 
     def copy_d2h(self, b: int, form: int, after: int) -> int:
         """Copy a block to the host as `form` after the event `after`; returns the event of the copy's end."""
         self.wait(after, D2H)
-        self.code[D2H] += [Acquire((form,), HOST), Copy(b, DEVICE, HOST, form)]
+        self.code[D2H].acquire((form,), HOST)
+        self.code[D2H].copy(b, DEVICE, HOST, form)
         return self.signal(D2H)
 
     def copy_h2d(self, form: int, after: int) -> int:
@@ -115,13 +102,14 @@ class Eager:
         Returns the event of the copy's end.
         """
         self.wait(after, H2D)
-        self.code[H2D] += [Copy(form, HOST, DEVICE), Release((form,), HOST)]
+        self.code[H2D].copy(form, HOST, DEVICE)
+        self.code[H2D].release((form,), HOST)
         return self.signal(H2D)
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:
         """The written iteration. transforms: those that created the forms of blocks in the graph."""
         self.release(self.survivors)
-        streams = {stream: tuple(self.code[stream]) for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        streams = {stream: self.code[stream].code() for stream in sorted(self.code, key=lambda stream: stream.rank)}
         again = set(self.reinitialized)
         resident = tuple(b for b, birth in enumerate(self.graph.births) if birth == BEFORE and b not in again)
         notes = (*open_lifetimes(self.graph), *notes)
