@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simgpu.program.instructions import (
-    HOST,
-    Acquire,
-    InitialContents,
-    Initialize,
-    Instruction,
-    Program,
-    Release,
-    Segment,
-)
+import numpy as np
+
+from simgpu.program.code import Code, coded
+from simgpu.program.instructions import HOST, InitialContents, Program, Segment
+from simgpu.program.opcodes import ACQUIRE, INITIALIZE, RELEASE
 from simgpu.program.paging import Paged, Remote
 
 
@@ -39,9 +34,7 @@ def on_demand(program: Program, how: Paged) -> Program:
         launch B1
         release x2 g1
     """
-    return replace(
-        _changed(program, lambda instruction: None if isinstance(instruction, Acquire) else instruction), residency=how
-    )
+    return replace(_changed(program, _without_requests), residency=how)
 
 
 def in_host_memory(program: Program) -> Program:
@@ -53,21 +46,19 @@ def in_host_memory(program: Program) -> Program:
     return replace(_changed(program, _on_host), resident=(), other_contents=(on_host,), residency=Remote())
 
 
-def _on_host(instruction: Instruction) -> Instruction:
-    if isinstance(instruction, Acquire | Release | Initialize):
-        return replace(instruction, memory=HOST)
-    return instruction
+def _without_requests(code: Code) -> Code:
+    return Code(code.rows[code.rows[:, 0] != ACQUIRE], code.blocks, code.memories, code.ways)
 
 
-def _changed(program: Program, change: Callable[[Instruction], Instruction | None]) -> Program:
+def _on_host(code: Code) -> Code:
+    rows = code.rows.copy()
+    rows[np.isin(rows[:, 0], (ACQUIRE, RELEASE, INITIALIZE)), 1] = code.memories.index(HOST)
+    return Code(rows, code.blocks, code.memories, code.ways)
+
+
+def _changed(program: Program, change: Callable[[Code], Code]) -> Program:
     segments = tuple(
-        Segment(
-            {
-                stream: tuple(new for instruction in code if (new := change(instruction)) is not None)
-                for stream, code in segment.streams.items()
-            },
-            segment.repeat,
-        )
+        Segment({stream: change(coded(code)) for stream, code in segment.streams.items()}, segment.repeat)
         for segment in program.segments
     )
     return replace(program, segments=segments)
