@@ -64,7 +64,7 @@ def timeline_of(
     # With several GPUs an iteration ends when all have exchanged their weights, not with the last kernel.
     ending = on_gpu[stream] if max(s.gpu for s in streams) else computing
     ends = np.zeros(iterations, dtype=np.int64)
-    np.maximum.at(ends, iteration[ending], end[ending])
+    np.maximum.at(ends, iteration, np.where(ending, end, 0))
     return Timeline(
         streams=tuple(map(str, streams)),
         names=names_of(graph),
