@@ -166,11 +166,12 @@ class ColumnWriter:
     def _requests(self, rows: SmallInts, blocks: SmallInts, codes: list[Code], part: Ints) -> None:
         """Their memories, and where their blocks are among those of all parts."""
         counts = np.array([len(code.blocks) for code in codes], dtype=np.int64)
-        with_memory, relaunches = _is(rows, ACQUIRE, RELEASE, INITIALIZE), rows[:, 0] == RELAUNCH
-        listing = with_memory | relaunches
-        begin, end = rows[listing, 2], rows[listing, 3]
-        self._must(bool((begin >= 0).all() and (begin <= end).all() and (end <= counts[part[listing]]).all()))
-        rows[listing, 2:] += (np.cumsum(counts) - counts)[part[listing], None]
+        with_memory = np.flatnonzero(_is(rows, ACQUIRE, RELEASE, INITIALIZE))
+        listing = np.concatenate([with_memory, np.flatnonzero(rows[:, 0] == RELAUNCH)])
+        of, begin, end = part[listing], rows[listing, 2], rows[listing, 3]
+        self._must(bool((begin >= 0).all() and (begin <= end).all() and (end <= counts[of]).all()))
+        before = (np.cumsum(counts) - counts)[of]
+        rows[listing, 2], rows[listing, 3] = begin + before, end + before
         rows[with_memory, 1] = self._numbers(rows[with_memory, 1], codes, part[with_memory])
         self._must_be_in(blocks, len(self.graph.blocks))
 
