@@ -298,7 +298,7 @@ def _boxes(
     edges = [to_rgba(look.ink) if look.hatch or is_wide else fill for fill, is_wide in plain]
     widths = 0.0 if look.hatch else 0.5
     return PolyCollection(
-        corners,
+        list(corners),
         facecolors=fills,
         edgecolors=edges,
         linewidths=widths,
