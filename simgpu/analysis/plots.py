@@ -6,7 +6,8 @@ work without a display and show themselves in notebooks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -42,6 +43,8 @@ _MEMORY_INCHES = 2.4
 _GRAINS = 2000
 #: Up to this number of bars of one kind get light edges, if they are wide enough; more edges would look like gaps.
 _EDGED_BARS, _EDGED_GRAINS = 40, 4
+#: Dots per inch of `save_figure`.
+_DPI = 150
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
@@ -190,8 +193,27 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     if suffix not in _METADATA:
         known = ", ".join(f".{name}" for name in _METADATA)
         raise InputError.single(path, "", f"'{suffix}' is not a format of figures", f"end the name in one of {known}")
-    with atomic_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}):
-        figure.savefig(file, format=suffix, dpi=150, metadata=_METADATA[suffix])
+    arranged = _arranged(figure) if suffix == "png" else nullcontext()
+    with atomic_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}), arranged:
+        figure.savefig(file, format=suffix, dpi=_DPI, metadata=_METADATA[suffix])
+
+
+@contextmanager
+def _arranged(figure: Figure) -> Iterator[None]:
+    """Arrange the figure for saving. Matplotlib would draw a figure with a layout engine twice to arrange it."""
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    if engine is None or not figure.axes:
+        yield
+        return
+    try:
+        figure.set_dpi(_DPI)
+        with suppress(ValueError):  # as matplotlib does
+            engine.execute(figure)
+        figure.set_layout_engine(None)
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+        figure.set_dpi(dpi)
 
 
 def _figure(height: float) -> RunFigure:

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 import click
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -115,6 +114,8 @@ def _shown(quiet: bool) -> AbstractContextManager[Callable[[str], None]]:
 
 @contextmanager
 def _moving(screen: Console) -> Iterator[Callable[[str], None]]:
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     display = Progress(*columns, console=screen, transient=True)
     task = display.add_task("")

@@ -29,7 +29,7 @@ from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.modelled import trace_name, trace_of
 from simgpu.workloads.network import Network
 from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
-from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT
+from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
 _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 

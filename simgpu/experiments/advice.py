@@ -16,8 +16,6 @@ from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
-from simgpu.workloads.catalogue import NETWORKS, build
-from simgpu.workloads.rescale import at_batch
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison
@@ -68,6 +66,8 @@ def advice(
     """
     trace, data_parallel = scenario.trace, scenario.data_parallel
     if data_parallel is not None:
+        from simgpu.workloads.rescale import at_batch
+
         trace = at_batch(trace, trace.info.batch // data_parallel.gpus)
     memory = scenario.node.budget if scenario.budget is None else scenario.budget
     peak = trace_stats(trace).peak_recorded
@@ -219,6 +219,8 @@ def _key_in_zoo(model: str) -> str | None:
     >>> _key_in_zoo("squeezenet1.0"), _key_in_zoo("vgg16"), _key_in_zoo("mine")
     ('squeezenet', 'vgg16', None)
     """
+    from simgpu.workloads.catalogue import NETWORKS, build
+
     return next((key for key in NETWORKS if build(key).name == model), None)
 
 

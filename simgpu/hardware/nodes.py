@@ -15,6 +15,7 @@ from simgpu.hardware.layering import read_layered
 from simgpu.hardware.memories import MemoryLinkSection, MemorySection, mistakes_of_memories
 from simgpu.hardware.sections import BuddySection, CdmaSection, LinkSection, PowerSection, Text, nothing_required
 from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
+from simgpu.io.input_files import read_text
 from simgpu.io.schema import (
     Alignment,
     Bandwidth,
@@ -26,7 +27,7 @@ from simgpu.io.schema import (
     put,
     validate,
 )
-from simgpu.io.shipped import find, shipped_names
+from simgpu.io.shipped import find, shipped_folder, shipped_names
 
 SCHEMA = "simgpu.node/1"
 
@@ -197,6 +198,30 @@ def node_names() -> tuple[str, ...]:
     True
     """
     return shipped_names("configs")
+
+
+def gpu_called(device: str) -> GpuSpec | None:
+    """Returns the first shipped GPU with that device name and a known architecture; None if there is none.
+
+    >>> gpu_called("NVIDIA H200").name
+    'H200 SXM'
+    """
+    gpus = (load_node(name).gpu for name in _mentioning(device))
+    return next((gpu for gpu in gpus if gpu.is_called(device) and gpu.architecture), None)
+
+
+def _mentioning(text: str) -> list[str]:
+    """Returns the shipped nodes whose file or base contains a text, without reading them as YAML, which is slow."""
+    folder = shipped_folder("configs")
+    files = {name: read_text(folder / f"{name}.yaml") for name in node_names()}
+    mentioning = {name for name, content in files.items() if text in content}
+    while derived := {
+        name
+        for name, content in files.items()
+        if name not in mentioning and any(f"base: {base}" in content for base in mentioning)
+    }:
+        mentioning |= derived
+    return sorted(mentioning)
 
 
 def load_node(

@@ -34,7 +34,7 @@ LARGEST = 2**62
 class FileModel(BaseModel):
     """Base of every model of a file: unknown keys refused, no silent conversions, no later changes."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 @dataclass(frozen=True)

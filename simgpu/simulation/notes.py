@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
@@ -12,7 +11,6 @@ from simgpu.program.instructions import DEVICE, Copy, Program
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.units import format_bytes, format_time
-from simgpu.workloads.rescale.entry import shipped_gpu
 from simgpu.workloads.timemodel.formats import model_notes
 
 #: An output below this share of the feature maps does not change the peak noticeably.
@@ -38,6 +36,8 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
     if not of_node:
         notes.append(f"of {info.device}, not of the node's {gpu.name}, which gives memory and links")
     if info.origin is Origin.MODELLED:
+        from simgpu.workloads.rescale.entry import shipped_gpu
+
         modelled = gpu if of_node and gpu.architecture else shipped_gpu(info.device)
         notes += [] if modelled is None else model_notes(modelled, info.product_formats)
     return ". ".join(notes)
@@ -90,8 +90,10 @@ def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[s
             f"compresses copies ({cdma.codec})" if smaller else f"compresses nothing: no size in {cdma.codec} is known"
         )
         notes.append(f"the DMA engine of {node.name} {what}")
-    if isinstance(graph.costs, NodeCosts):
-        modelled = sorted(used & set(graph.costs.modelled_codecs))
+    if used:
+        from simgpu.compression.codecs.costs import NodeCosts
+
+        modelled = sorted(used & set(graph.costs.modelled_codecs)) if isinstance(graph.costs, NodeCosts) else []
         notes += [f"sizes in {codec} are modelled from sparsity, not measured" for codec in modelled]
     return notes
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 from functools import cache
 from threading import Lock
 
-from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.trace.entries import is_of_entries
 from simgpu.trace.epochs import nearest_epoch
 from simgpu.trace.model import Trace
-from simgpu.workloads.rescale import at_batch
 
 
 def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
@@ -57,12 +55,16 @@ def _has_no_codec(trace: Trace) -> bool:
 
 
 def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
-    own = _own(trace, node)
-    graph = replace(
-        TaskGraph.of(trace), rescaled=cache(lambda batch: task_graph(at_batch(trace, batch, own), node, epoch))
-    )
+    def rescaled(batch: int) -> TaskGraph:
+        from simgpu.workloads.rescale import at_batch
+
+        return task_graph(at_batch(trace, batch, _own(trace, node)), node, epoch)
+
+    graph = replace(TaskGraph.of(trace), rescaled=cache(rescaled))
     if _has_no_codec(trace):
         return _footprints(graph, node, epoch)
+    from simgpu.compression.codecs.costs import NodeCosts
+
     costs = NodeCosts(trace, node, epoch)
     sizes = graph.copy_sizes
     if (cdma := node.gpu.cdma) is not None:

@@ -39,18 +39,12 @@ def write_parquet(timeline: Timeline, path: str | Path) -> None:
 
 
 def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
-    for span in timeline:
-        yield (
-            span.iteration,
-            span.gpu,
-            span.stream,
-            span.label,
-            span.name,
-            span.start_ns,
-            span.end_ns,
-            span.bytes,
-            span.cause,
-        )
+    labels, streams, names = timeline.labels, timeline.streams, timeline.names
+    columns = (getattr(timeline, name).tolist() for name in (*SPAN_COLUMNS, "resource"))
+    for iteration, gpu, stream, kind, name, start, end, size, cause, resource in zip(*columns, strict=True):
+        named = names[name] if name >= 0 else ""
+        waited_for = streams[cause] if cause >= 0 else ""
+        yield iteration, gpu, streams[stream], labels[kind, resource], named, start, end, size, waited_for
 
 
 def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:

@@ -194,11 +194,12 @@ class Timeline:
 
     def __iter__(self) -> Iterator[Span]:
         columns = (getattr(self, name).tolist() for name in Span._fields)
+        kinds = tuple(SpanKind)
         for gpu, stream, kind, name, start, end, size, cause, iteration, resource in zip(*columns, strict=True):
             yield Span(
                 gpu,
                 self.streams[stream],
-                SpanKind(kind),
+                kinds[kind],
                 self.names[name] if name >= 0 else "",
                 start,
                 end,

@@ -14,7 +14,8 @@ from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.network import Network
 from simgpu.workloads.timemodel.formats import model_notes
-from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT, time_model
+from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
 #: Larger batches are typing errors and may overflow the time model.
 _MOST_SAMPLES = 2**40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -174,6 +175,18 @@ def test_a_suffix_that_is_not_an_image_and_a_missing_folder_are_refused(tmp_path
     with pytest.raises(InputError, match="cannot be written"):
         save_figure(plot_timeline(layered_run()), tmp_path / "absent" / "run.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("draw", [plot_timeline, plot_memory, plot_run])
+def test_a_saved_figure_has_the_bytes_that_matplotlib_writes(draw: Callable[..., Figure], tmp_path: Path) -> None:
+    """`save_figure` arranges a figure once, and leaves it as matplotlib does: a second save may arrange it anew."""
+    ours, theirs, expected = draw(layered_run()), draw(layered_run()), tmp_path / "expected.png"
+    for number in range(2):
+        theirs.savefig(expected, dpi=150)
+        save_figure(ours, tmp_path / f"{number}.png")
+        assert (tmp_path / f"{number}.png").read_bytes() == expected.read_bytes()
+    assert ours.get_dpi() == theirs.get_dpi()
+    assert type(ours.get_layout_engine()) is type(theirs.get_layout_engine())
 
 
 def test_a_figure_is_displayed_in_a_notebook() -> None:

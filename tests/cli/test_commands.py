@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -22,6 +23,22 @@ from tests.cli.cli_helpers import make_study, simgpu, simgpu_process
 from tests.importers.test_triosim import written
 
 HEAVY = ("numpy", "pandas", "matplotlib", "networkx", "pydantic", "rich", "torch", "yaml", "simpy")
+#: What neither a short run, nor a comparison, nor a list of nodes uses.
+UNUSED = (
+    "numba",
+    "pandas",
+    "scipy",
+    "networkx",
+    "pyarrow",
+    "sklearn",
+    "torch",
+    "matplotlib.pyplot",
+    "rich.progress",
+    "simgpu.compression.codecs.patterns",
+    "simgpu.experiments.scenarios.study",
+    "simgpu.workloads.catalogue",
+    "simgpu.workloads.lowering.entry",
+)
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
@@ -69,6 +86,23 @@ def test_help_loads_nothing_heavy(group: list[str]) -> None:
     done = _python(code)
     loaded = done.split("[", maxsplit=1)[1]
     assert not [name for name in HEAVY if f"'{name}'" in loaded]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "drawn"),
+    [(["run", "quickstart", "-o"], True), (["compare", "quickstart"], False), (["list", "nodes"], False)],
+)
+def test_a_command_loads_only_what_it_uses(words: list[str], drawn: bool, tmp_path: Path) -> None:
+    """Each of these modules takes 5 to 500 ms to load, and quickstart's simulation 60 ms."""
+    words = [*words, str(tmp_path / "results")] if "-o" in words else words
+    code = f"import sys; from simgpu.cli import main\ntry: main({words})\nexcept SystemExit: print(sorted(sys.modules))"
+    loaded = set(ast.literal_eval("[" + _python(code).rpartition("[")[2]))
+    unused = {*UNUSED} if drawn else {*UNUSED, "matplotlib"}
+    assert "numpy" in loaded
+    assert not loaded & unused
+    assert drawn == ("matplotlib" in loaded)
+    assert not {name for name in loaded if name.startswith("simgpu.workloads.networks.")}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simgpu.hardware.nodes import load_node, load_node_file, node_names
+from simgpu.hardware.nodes import gpu_called, load_node, load_node_file, node_names
 from simgpu.io.shipped import shipped_folder
 from simgpu.simulation.run import simulate
 from simgpu.trace.folder import load_trace
@@ -169,3 +169,11 @@ def test_every_node_is_explained_in_the_readme() -> None:
 def test_a_gpu_is_found_by_its_driver_name(device: str, node: str) -> None:
     assert load_node(node).gpu.is_called(device)
     assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]
+
+
+def test_a_gpu_is_found_by_its_name_as_if_all_nodes_were_read() -> None:
+    gpus = [load_node(name).gpu for name in node_names()]
+    called = {device for gpu in gpus for device in (gpu.name, *gpu.reported_as)}
+    for device in called | {"CPU (AMD EPYC)", "GeForce", "v100", ""}:
+        expected = next((gpu for gpu in gpus if gpu.is_called(device) and gpu.architecture), None)
+        assert gpu_called(device) == expected, device

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from simgpu.compression.codecs.patterns import FORMAT_OF, MODELLED, modelled_bytes
 from simgpu.compression.codecs.registry import codec_class
 from simgpu.compression.codecs.sizes import FROM_SPARSITY, compressed_bytes
 from simgpu.compression.codecs.zvc import zvc_bytes
@@ -66,13 +65,18 @@ class NodeCosts:
 
     def is_modelled(self, block: Block, codec: str) -> bool:
         """Whether the size of a block in a codec is from the pattern model, because no measured size is known."""
-        has_modelled_zeros = self._has_modelled_zeros and block.id in self._zeros
+        if not (self._has_modelled_zeros and block.id in self._zeros):
+            return False
+        from simgpu.compression.codecs.patterns import FORMAT_OF, MODELLED
+
         fits = codec in MODELLED and self._itemsize(block) in FORMAT_OF
-        return has_modelled_zeros and fits and not self._is_measured(block, codec)
+        return fits and not self._is_measured(block, codec)
 
     @property
     def modelled_codecs(self) -> tuple[str, ...]:
         """The codecs in which the size of some block is modelled."""
+        from simgpu.compression.codecs.patterns import MODELLED
+
         blocks = [self._blocks[name] for name in self._zeros]
         return tuple(codec for codec in MODELLED if any(self.is_modelled(block, codec) for block in blocks))
 
@@ -91,6 +95,8 @@ class NodeCosts:
             raise InputError.single(self.name, "sparsity", what, remedy)
         itemsize, zeros = self._itemsize(block), self._zeros.get(block.id)
         if zeros is not None and self.is_modelled(block, codec):
+            from simgpu.compression.codecs.patterns import modelled_bytes
+
             return modelled_bytes(block.bytes, itemsize, block.shape, codec, zeros, self.layout)
         rows = self._measured.get(block.id, ())
         try:

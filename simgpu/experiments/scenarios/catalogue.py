@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from simgpu.errors import InputError
 from simgpu.experiments.scenarios.model import SCHEMA
-from simgpu.experiments.scenarios.study import STUDY_SCHEMA
 from simgpu.io.shipped import find, shipped_names
 from simgpu.io.yaml_files import YamlMapping, read_yaml_mapping
 
+#: The schema of a study's file; that of a scenario's is `SCHEMA`.
+STUDY_SCHEMA = "simgpu.study/2"
 #: The name of each schema's files in messages, and the command that runs them.
 _WORDS = {SCHEMA: ("a scenario", "run"), STUDY_SCHEMA: ("a study", "study")}
 

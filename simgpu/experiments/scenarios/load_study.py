@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from simgpu.errors import InputError, did_you_mean
-from simgpu.experiments.scenarios.catalogue import read_file
+from simgpu.experiments.scenarios.catalogue import STUDY_SCHEMA, read_file
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice
 from simgpu.experiments.scenarios.reading import Library, Reading
 from simgpu.experiments.scenarios.study import (
     AGGREGATES,
-    STUDY_SCHEMA,
     Alone,
     OfSweep,
     PublishedNumber,

@@ -7,23 +7,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.io.schema import FileModel, SizeOrZero
 from simgpu.trace.model import Trace
-from simgpu.workloads.catalogue import build
-from simgpu.workloads.compressibility.generator import with_compressibility
-from simgpu.workloads.modelled import trace_name, trace_of
-from simgpu.workloads.network import Network
-from simgpu.workloads.sparsity.generator import with_sparsity
-from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT
+from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
+
+if TYPE_CHECKING:
+    from simgpu.workloads.network import Network
 
 #: Places in problems of the modelling, and the file's key for each.
 _KEYS = (
@@ -65,6 +62,8 @@ class _Modelling(FileModel):
 
     def network(self) -> Network:
         """The network of the zoo. An `InputError` names keys of the file."""
+        from simgpu.workloads.catalogue import build
+
         try:
             return build(self.zoo, self.input, **self.variant)
         except InputError as error:
@@ -75,6 +74,8 @@ class _Modelling(FileModel):
 
         gpu_name: name of the node of the GPU. An `InputError` names keys of the file.
         """
+        from simgpu.workloads.modelled import trace_name, trace_of
+
         network = self.network()
         try:
             built = trace_of(
@@ -89,15 +90,21 @@ class _Modelling(FileModel):
             raise InputError(map(_at_key, error.problems)) from None
         named = replace(built, name=trace_name(self.zoo, self.input, batch, gpu_name))
         if self.epochs is not None:
+            from simgpu.workloads.sparsity.generator import with_sparsity
+
             with _problems_at("epochs"):
                 named = with_sparsity(named, self.epochs)
-        if self.compressibility:
-            profile = self.compressibility if isinstance(self.compressibility, str) else None
-            with _problems_at("compressibility"):
-                named = with_compressibility(named, profile)
-            if profile is None and named.sparsity:
-                named = with_sparse_entries(named)
-        return named
+        return self._with_entries(named) if self.compressibility else named
+
+    def _with_entries(self, trace: Trace) -> Trace:
+        """The trace with the compressibility of its memory-entries."""
+        from simgpu.compression.codecs.entry_patterns import with_sparse_entries
+        from simgpu.workloads.compressibility.generator import with_compressibility
+
+        profile = self.compressibility if isinstance(self.compressibility, str) else None
+        with _problems_at("compressibility"):
+            trace = with_compressibility(trace, profile)
+        return with_sparse_entries(trace) if profile is None and trace.sparsity else trace
 
 
 @contextmanager

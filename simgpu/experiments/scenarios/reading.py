@@ -26,7 +26,6 @@ from simgpu.program.data_parallel import DataParallel, priced, share_of
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
-from simgpu.workloads.rescale import at_batch
 
 _NODE = "node."
 #: First parts of the node's keys, to detect a missing prefix.
@@ -163,6 +162,8 @@ class Reading:
         trace = self.trace(entry.trace, f"{place}.trace", node, node_name)
         if trace is None:
             return None
+        from simgpu.workloads.rescale import at_batch
+
         # the node's file may state more about the GPU than the shipped node of that name
         own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
         return lambda batch: at_batch(trace, batch, own)

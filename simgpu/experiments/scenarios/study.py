@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simgpu.hardware.spec import NodeSpec
     from simgpu.trace.model import Trace
 
-STUDY_SCHEMA = "simgpu.study/2"
 #: Aggregates over traces of published numbers.
 AGGREGATES = ("mean", "min", "max", "sum")
 #: Measures of a run relative to a baseline.

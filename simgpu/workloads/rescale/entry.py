@@ -14,7 +14,7 @@ from simgpu.trace.entries import rescaled as rescaled_entries
 from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, SavedTensor, Trace
 from simgpu.workloads.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.workloads.timemodel.operation import Operation
-from simgpu.workloads.timemodel.prices import Priced, Prices
+from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT, Priced, Prices
 
 _ENTRIES = "Histograms of compressed memory-entries are scaled in proportion to their blocks."
 
@@ -93,16 +93,15 @@ def _saved(rescaler: Rescaler, tensor: SavedTensor, block: Block) -> SavedTensor
 @cache
 def shipped_gpu(device: str) -> GpuSpec | None:
     """The first shipped GPU with that device name and a known architecture; None if there is none."""
-    from simgpu.hardware.nodes import load_node, node_names
+    from simgpu.hardware.nodes import gpu_called
 
-    shipped = (load_node(name).gpu for name in node_names())
-    return next((result for result in shipped if result.is_called(device) and result.architecture), None)
+    return gpu_called(device)
 
 
 def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     """The time model to use, and its description."""
     from simgpu.workloads.timemodel.formats import model_notes
-    from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT, time_model
+    from simgpu.workloads.timemodel.model import time_model
 
     gpu = gpu or shipped_gpu(trace.info.device)
     if gpu is None:

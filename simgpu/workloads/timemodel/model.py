@@ -31,12 +31,10 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
 from simgpu.workloads.timemodel.formats import itemsize_of_products, matrix_units_take
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture, Parameters
-
-#: Default limit on a convolution's workspace, bytes: TensorFlow's (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
-WORKSPACE_LIMIT = 2**32
 
 
 class Tf32(StrEnum):

@@ -8,6 +8,9 @@ from typing import NamedTuple, Protocol
 
 from simgpu.workloads.timemodel.operation import Operation
 
+#: Default limit on a convolution's workspace, bytes: TensorFlow's (TF_CUDNN_WORKSPACE_LIMIT_IN_MB, conv_ops_gpu.cc).
+WORKSPACE_LIMIT = 2**32
+
 
 class Priced(Protocol):
     """One way to run a convolution, such as a `simgpu.workloads.timemodel.model.Algorithm`."""
