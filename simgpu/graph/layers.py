@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,14 +82,15 @@ def _derive(trace: Trace) -> list[str]:
     two gradients) stays in the current layer. The optimizer is one layer.
     """
     tags: list[str] = []
-    touched: defaultdict[str, list[tuple[str, OpClass]]] = defaultdict(list)
+    # By block: the forward layers that touched it, with the classes of the operators that did.
+    touched: defaultdict[str, set[tuple[str, OpClass]]] = defaultdict(set)
     current = ""
     order: dict[str, int] = {}
-    persistent = {block.id for block in trace.blocks if block.persistent}
     last_use = {name: k for k, kernel in enumerate(trace.kernels) for name in (*kernel.reads, *kernel.writes)}
-    written: set[str] = set()
+    # Blocks that have a value: the persistent ones have it from the start.
+    written = {block.id for block in trace.blocks if block.persistent}
     for k, kernel in enumerate(trace.kernels):
-        new = [name for name in kernel.writes if name not in written and name not in persistent]
+        new = [name for name in kernel.writes if name not in written]
         written.update(kernel.writes)
         if kernel.phase is Phase.OPTIMIZER:
             tags.append("(optimizer)")
@@ -99,8 +100,8 @@ def _derive(trace: Trace) -> list[str]:
             if not current or any(last_use[name] > k for name in new):
                 current = f"{len(order) + 1:03d}-{_short(kernel.op)}"
                 order[current] = len(order)
-            for name in dict.fromkeys(kernel.reads + kernel.writes):
-                touched[name].append((current, kind))
+            for name in kernel.reads + kernel.writes:
+                touched[name].add((current, kind))
         else:
             current = _saved_by(kernel, kind, touched, order) or current or "(backward)"
         tags.append(current)
@@ -108,18 +109,18 @@ def _derive(trace: Trace) -> list[str]:
 
 
 def _saved_by(
-    kernel: Kernel, kind: OpClass, touched: Mapping[str, list[tuple[str, OpClass]]], order: Mapping[str, int]
+    kernel: Kernel, kind: OpClass, touched: Mapping[str, set[tuple[str, OpClass]]], order: Mapping[str, int]
 ) -> str | None:
     """The forward layer whose saved blocks a backward kernel reads, or None."""
-    shared: Counter[str] = Counter()
+    shared: dict[str, int] = {}
     same_class: set[str] = set()
     for name in kernel.reads:
-        for layer, layer_kind in set(touched.get(name, ())):
-            shared[layer] += 1
+        for layer, layer_kind in touched.get(name, ()):
+            shared[layer] = shared.get(layer, 0) + 1
             if kind is layer_kind and kind is not OpClass.OTHER:
                 same_class.add(layer)
-    if not shared:
-        return None
+    if len(shared) < 2:
+        return next(iter(shared), None)
     return max(shared, key=lambda layer: (layer in same_class, shared[layer], order[layer]))
 
 

@@ -6,8 +6,9 @@ import datetime
 import math
 from collections.abc import Set
 from dataclasses import fields
+from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import and_, attrgetter, is_not
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -67,8 +68,8 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
 def _cannot_change(trace: Trace) -> bool:
     """Whether everything in it is frozen: a trace made with lists instead of tuples may still change."""
     tables = (getattr(trace, name) for name in _TABLES)
-    lists = (each for kernel in trace.kernels for each in (kernel.reads, kernel.writes))
-    return all(type(each) is tuple for each in (*tables, *lists))
+    lists = chain(*(map(attrgetter(name), trace.kernels) for name in ("reads", "writes")))
+    return set(map(type, chain(tables, lists))) <= {tuple}
 
 
 def _own_places(trace: Trace) -> Place:
@@ -134,7 +135,8 @@ def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
     counts = all(are_counts(column(name)) for name in ("duration_ns", "stream"))
     optional = all(are_counts(column(name), optional=True) for name in ("start_ns", "flops", "dram_bytes", "iqr_ns"))
     texts = are_texts(column("op")) and are_texts(column("layer"), optional=True)
-    once = all(len(set(blocks)) == len(blocks) for blocks in (*column("reads"), *column("writes")))
+    lists = [*column("reads"), *column("writes")]
+    once = list(map(len, map(set, lists))) == list(map(len, lists))
     phases = set(map(type, column("phase"))) <= {Phase}
     return are_ids(ids) and RELEASED_AT_END not in ids and counts and optional and texts and once and phases
 
@@ -149,7 +151,8 @@ def _are_plain_blocks(blocks: tuple[Block, ...]) -> bool:
     texts = are_texts(column("layer"), optional=True) and are_texts(column("dtype"), optional=True)
     shapes = [shape for shape in column("shape") if shape is not None]
     sides = all(type(shape) is tuple for shape in shapes) and are_counts(list(chain.from_iterable(shapes)))
-    once = not any(block.persistent and block.host_write is not None for block in blocks)
+    hosted = map(partial(is_not, None), column("host_write"))
+    once = not any(map(and_, map(bool, column("persistent")), hosted))
     return are_ids(column("id")) and kinds and are_counts(column("bytes")) and texts and sides and once
 
 
