@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from importlib import util
 from types import ModuleType
@@ -10,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from simgpu.compiling import is_cached
+from simgpu.compiling import is_cached, is_ready
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
@@ -57,7 +56,7 @@ def is_chosen(engine: Engine, program: Program, iterations: int) -> bool:
     """
     if engine != "auto":
         return engine == "compiled"
-    if _NAME in sys.modules:
+    if is_ready(_NAME, "execute"):
         return True
     if util.find_spec("numba") is None:
         return False
@@ -116,17 +115,9 @@ def _run(
         machine.execute(*arguments, entries)
     if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
-        works = entries[: counts[machine.ENTRIES]]
-        works = works[works[:, machine.CAUSE] == machine.WORK]
-        ended = int(works[:, machine.TO_NS].max(initial=0))
-        unmet = None
-        for m in np.flatnonzero(queues[:, 0])[:1].tolist():
-            stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
-            asked = int(tables.requests[ops[state[stream, machine.PC], 2], 1])
-            hole = int(memory[m, pools.LIMIT]) - used
-            if memory[m, pools.ADDRESSED]:
-                hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-            unmet = Unmet(m, stream, asked, used, hole)
+        logged = entries[: counts[machine.ENTRIES]]
+        ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
+        unmet = _first_unmet(queues, tables, state[:, machine.PC], memory, holes)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
@@ -177,6 +168,20 @@ def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[i
     lengths = [len(segment.streams.get(stream, ())) for segment in segments]
     last = next((length for length in reversed(lengths) if length), 1) - 1
     return Reached(stream, state[machine.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
+
+
+def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> Unmet | None:
+    """The first request in the queue of the first memory that has one. at: the row of each stream."""
+    from simgpu.machine import compiled_pools as pools
+
+    for m in np.flatnonzero(queues[:, 0]).tolist():
+        stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
+        hole = int(memory[m, pools.LIMIT]) - used
+        if memory[m, pools.ADDRESSED]:
+            hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
+        asked = tables.requests[tables.ops[at[stream], 2], 1]
+        return Unmet(m, stream, int(asked), used, hole)
+    return None
 
 
 def _executed(columns: Columns) -> Ints:

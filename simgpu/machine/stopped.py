@@ -125,12 +125,13 @@ class StoppedRun:
                     done += stream.repetition
                     partial = stream.position
                 for position, instruction in enumerate(segment.streams.get(stream.id, ())):
-                    if not isinstance(instruction, Acquire | Release):
+                    # Not isinstance: these are the types themselves, and a program may have many instructions.
+                    if type(instruction) is not Acquire and type(instruction) is not Release:
                         continue
                     if memories.of(gpu, instruction.memory) is memory:
                         times = done + (position < partial)
                         for b in instruction.blocks:
-                            counts[b] += times if isinstance(instruction, Acquire) else -times
+                            counts[b] += times if type(instruction) is Acquire else -times
         sizes = self.graph.sizes if memory in memories.devices else self.graph.copy_sizes
         return largest_first(
             (self.graph.blocks[b].id, sizes[b]) for b, count in counts.items() if count > 0 and sizes[b]

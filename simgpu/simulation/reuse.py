@@ -145,8 +145,8 @@ class Repeated:
         timeline = known.timeline
         curves = (each if each.gpu == SHARED else replace(each, capacity=budget) for each in timeline.memories)
         timeline = replace(timeline, memories=tuple(curves))
-        own = {"phases": dict(known.phases), "parameters": dict(known.parameters)}
-        result = replace(known, budget=budget, timeline=timeline, **own)
+        phases, parameters = dict(known.phases), dict(known.parameters)
+        result = replace(known, budget=budget, timeline=timeline, phases=phases, parameters=parameters)
         vars(result)["metrics"] = deepcopy(known.metrics)
         return result
 
@@ -172,10 +172,10 @@ def read_only(result: Result) -> Result | None:
     timeline = result.timeline
     if len(timeline) > _MOST_SPANS:
         return None
-    for each in (timeline, *timeline.memories):
-        for field in fields(each):
-            if isinstance(column := getattr(each, field.name), np.ndarray):
-                column.flags.writeable = False
+    of_memories = [getattr(curve, field.name) for curve in timeline.memories for field in fields(curve)]
+    for column in [*(getattr(timeline, field.name) for field in fields(timeline)), *of_memories]:
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
     return result
 
 
