@@ -179,8 +179,8 @@ def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, ho
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.ADDRESSED]:
             hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-        asked = tables.requests[tables.ops[at[stream], 2], 1]
-        return Unmet(m, stream, int(asked), used, hole)
+        requested = tables.requests[tables.ops[at[stream], 2], 1]
+        return Unmet(m, stream, int(requested), used, hole)
     return None
 
 

@@ -29,7 +29,7 @@ from tests.benchmarks.test_speed import bare_simpy_ns
 REAL_POINTS = 160
 STUB_POINTS = 100_000
 #: Budgets of the sweep whose points are measured, and the most events of bare SimPy that may take as long as one point.
-POINT_BUDGETS, POINT_EVENTS = 240, 25_000
+POINT_BUDGETS, POINT_EVENTS = 240, 17_000
 BARE_EVENTS = 500_000
 #: By how much the parent's memory may grow in the second half of the run.
 GROWTH_MIB = 2
