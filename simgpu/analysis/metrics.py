@@ -246,7 +246,7 @@ def _weighted(values: Column, lengths: Column, total: int) -> int:
     >>> _weighted(np.array([2**50, 3]), np.array([2**30, 2**29]), 2**31) == 2**80 + 3 * 2**29
     True
     """
-    part, result, shift = 63 - total.bit_length(), 0, 0
+    part, result, shift = max(1, 63 - total.bit_length()), 0, 0
     while len(values) and values.any():
         result += int(np.dot(values & ((1 << part) - 1), lengths)) << shift
         values, shift = values >> part, shift + part
