@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,12 +122,8 @@ class Instants:
 
 _Instants = NDArray[np.int64]
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
-_BUSY = {
-    SpanKind.COMPUTE: Owner.COMPUTE,
-    SpanKind.RECOMPUTE: Owner.RECOMPUTE,
-    SpanKind.ENCODE: Owner.CODEC,
-    SpanKind.DECODE: Owner.CODEC,
-}
+#: Owners of an interval with work, by its kind: compute, recompute, encode, decode.
+_BUSY = (Owner.COMPUTE, Owner.RECOMPUTE, Owner.CODEC, Owner.CODEC)
 _ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
 _NOTHING = -1
 
@@ -167,16 +164,17 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     instants = _attributed(sweep)
     owner = instants.owner
     computing = owner <= Owner.CODEC
+    of, by_engine = sweep.durations(owner, len(Owner)), sweep.durations(instants.engine, len(sweep.engines) + 1)
     result = Breakdown(
-        compute=sweep.duration(owner == Owner.COMPUTE),
-        recompute=sweep.duration(owner == Owner.RECOMPUTE),
-        codec=sweep.duration(owner == Owner.CODEC),
-        stalled_copies={name: sweep.duration(instants.engine == at) for at, name in enumerate(sweep.engines)},
-        stalled_memory=sweep.duration(owner == Owner.MEMORY),
-        stalled_host=sweep.duration(owner == Owner.HOST),
-        stalled_other=sweep.duration(owner == Owner.OTHER),
+        compute=of[Owner.COMPUTE],
+        recompute=of[Owner.RECOMPUTE],
+        codec=of[Owner.CODEC],
+        stalled_copies=dict(zip(sweep.engines, by_engine[:-1], strict=True)),
+        stalled_memory=of[Owner.MEMORY],
+        stalled_host=of[Owner.HOST],
+        stalled_other=of[Owner.OTHER],
         copies={name: _copy_time(sweep.copying(at), sweep, computing) for at, name in enumerate(sweep.engines)},
-        overlap=sweep.duration((owner == Owner.COMPUTE) & sweep.does(SpanKind.COPY)),
+        overlap=sweep.duration((owner == Owner.COMPUTE) & (sweep.kinds[sweep.own] == SpanKind.COPY).any(axis=0)),
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
@@ -185,58 +183,59 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
 
 def attributed(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Instants:
     """The instants that `breakdown` adds up, each with the span that it belongs to. Errors as there."""
-    return _attributed(_Sweep(timeline, *timeline.window(iteration), gpu))
+    sweep = _Sweep(timeline, *timeline.window(iteration), gpu)
+    return Instants(sweep.lengths, *_attributed(sweep), sweep.rows, sweep.engines)
 
 
 class _Sweep:
     """The window cut at every span boundary, and what each stream does in each of the resulting intervals.
 
-    lengths: (intervals,) ns. rows, kinds, causes: (streams, intervals); -1 where a stream does nothing. own: rows of
-    the GPU's streams; compute: those of its compute streams in order; host: of the host's streams, for all GPUs.
-    engines: their names. on: (streams, intervals) the position of the engine that copies, -1 without a copy; named:
-    (streams,) that of the engine that a stream is named by, -1 for others.
+    lengths: (intervals,) ns. spans: (streams, intervals) the place in `row`, `cause` and `resource` of the span that is
+    under way, -1 where a stream does nothing; these columns hold -1 at their end. kinds, on: (streams, intervals) the
+    kind of that span, and the position of the engine that it copies on, else -1. own: rows of the GPU's streams;
+    compute: those of its compute streams in order; host: of the host's streams, for all GPUs. engines: their names.
+    named: (streams,) the position of the engine that a stream is named by, -1 for others.
     """
 
     def __init__(self, timeline: Timeline, start: int, end: int, gpu: int) -> None:
-        inside = np.flatnonzero(
-            (timeline.end_ns > start) & (timeline.start_ns < end) & (timeline.end_ns > timeline.start_ns)
-        )
-        starts = np.maximum(timeline.start_ns[inside], start)
-        ends = np.minimum(timeline.end_ns[inside], end)
-        bounds = np.unique(np.concatenate([starts, ends, np.array([start, end], dtype=np.int64)]))
+        starts, ends = timeline.start_ns, timeline.end_ns
+        inside = np.flatnonzero((ends > start) & (starts < end) & (ends > starts))
+        starts, ends = np.maximum(starts[inside], start), np.minimum(ends[inside], end)
+        bounds = _distinct(starts, ends, np.array([start, end], dtype=np.int64))
         self.lengths = np.diff(bounds)
-        shape = (len(timeline.streams), len(self.lengths))
-        self.rows = np.full(shape, _NOTHING, dtype=np.int64)
-        self.kinds = np.full(shape, _NOTHING, dtype=np.int64)
-        self.causes = np.full(shape, _NOTHING, dtype=np.int64)
-        self.on = np.full(shape, _NOTHING, dtype=np.int64)
+        of_span, columns = timeline.stream[inside], (timeline.kind, timeline.cause, timeline.resource)
+        self.row = np.append(inside, _NOTHING)
+        kind, self.cause, resource = (np.append(column[inside], _NOTHING) for column in columns)
+        self.spans = np.full((len(timeline.streams), len(self.lengths)), _NOTHING, dtype=np.int64)
+        for stream, name in enumerate(timeline.streams):
+            mine = np.flatnonzero(of_span == stream)
+            if len(mine):
+                last, active = _active(name, starts[mine], ends[mine], bounds[:-1])
+                self.spans[stream] = np.where(active, mine[last], _NOTHING)
         self.engines = timeline.engines
         place = {name: at for at, name in enumerate(self.engines)}
         engine_of = np.array([*(place.get(name, _NOTHING) for name in timeline.resources), _NOTHING], dtype=np.int64)
-        for stream, name in enumerate(timeline.streams):
-            mine = np.flatnonzero(timeline.stream[inside] == stream)
-            if len(mine) == 0:
-                continue
-            row, active = _active(name, starts[mine], ends[mine], bounds[:-1])
-            spans = inside[mine][row[active]]
-            self.rows[stream, active] = spans
-            self.kinds[stream, active] = timeline.kind[spans]
-            self.causes[stream, active] = timeline.cause[spans]
-            self.on[stream, active] = engine_of[timeline.resource[spans]]
+        self.kinds, self.on = kind[self.spans], engine_of[resource][self.spans]
         streams = [StreamId.of(name) for name in timeline.streams]
         self.own = [i for i, stream in enumerate(streams) if stream.gpu == gpu]
         self.compute = [i for i in self.own if streams[i].role == "compute"]
-        self.host = [i for i, stream in enumerate(streams) if stream.role == "host"]
+        self.host = np.array([stream.role == "host" for stream in streams], dtype=np.bool_)
         self.named = np.array([place.get(s.role, _NOTHING) for s in streams], dtype=np.int64)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(streams, intervals) the timeline's row of the span that is under way, -1 where a stream does nothing."""
+        return self.row[self.spans]
 
     def duration(self, where: NDArray[np.bool_]) -> int:
         """Nanoseconds of the intervals chosen by a mask."""
         return int(self.lengths[where].sum())
 
-    def does(self, *kinds: SpanKind) -> NDArray[np.bool_]:
-        """In which intervals a stream of the GPU does something of these kinds."""
-        result: NDArray[np.bool_] = np.logical_or.reduce(np.isin(self.kinds[self.own], kinds), axis=0)
-        return result
+    def durations(self, places: Column, count: int) -> list[int]:
+        """Nanoseconds of all intervals by a number below `count` that each has; -1 is that of the last."""
+        result = np.zeros(count, dtype=np.int64)
+        np.add.at(result, places, self.lengths)
+        return [*map(int, result)]
 
     def link(self, engine: int) -> int:
         """A number that engines of one link share: the position of the first of them."""
@@ -245,36 +244,52 @@ class _Sweep:
 
     def copying(self, engine: int) -> NDArray[np.bool_]:
         """In which intervals a stream of the GPU copies on an engine."""
-        result: NDArray[np.bool_] = np.logical_or.reduce(self.on[self.own] == engine, axis=0)
+        result: NDArray[np.bool_] = (self.on[self.own] == engine).any(axis=0)
         return result
+
+
+def _distinct(*times: Column) -> Column:
+    """All times, ascending, each once: faster than `numpy.unique`."""
+    ordered = np.sort(np.concatenate(times))
+    result: Column = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return result
 
 
 def _active(name: str, starts: Column, ends: Column, at: Column) -> tuple[Column, NDArray[np.bool_]]:
     """For each time: the position of the last span begun and whether it still runs; spans sorted by start."""
-    if np.any(starts[1:] < ends[:-1]):
-        clash = int(starts[1:][starts[1:] < ends[:-1]][0])
-        raise ValueError(f"stream {name!r} does two things at once at {clash} ns")
+    clashes = starts[1:] < ends[:-1]
+    if clashes.any():
+        raise ValueError(f"stream {name!r} does two things at once at {int(starts[1:][clashes][0])} ns")
     row = np.searchsorted(starts, at, side="right") - 1
     return row, (row >= 0) & (at < ends[row])
 
 
-def _attributed(sweep: _Sweep) -> Instants:
-    owner, engine, row, wait = (np.full(len(sweep.lengths), _NOTHING, dtype=np.int64) for _ in range(4))
-    compute, running = sweep.kinds[sweep.compute], sweep.rows[sweep.compute]
-    for kind, who in _BUSY.items():
-        does = compute == kind
-        mine = np.flatnonzero((owner == _NOTHING) & does.any(axis=0))
-        if len(mine):
-            owner[mine], row[mine] = who, running[does[:, mine].argmax(axis=0), mine]
-    idle = np.flatnonzero(owner == _NOTHING)
+class _Owners(NamedTuple):
+    """Columns of `Instants`."""
+
+    owner: Column
+    engine: Column
+    row: Column
+    waiting: Column
+
+
+def _attributed(sweep: _Sweep) -> _Owners:
+    engine, row, wait = (np.full(len(sweep.lengths), _NOTHING, dtype=np.int64) for _ in range(3))
+    compute, running = sweep.kinds[sweep.compute], sweep.row[sweep.spans[sweep.compute]]
+    # Kinds of work come first and in the order of their owners: the smallest of an interval owns it.
+    busy = np.where(compute == _NOTHING, len(_BUSY), np.minimum(compute, len(_BUSY)))
+    least = busy.min(axis=0, initial=len(_BUSY))
+    owner = np.array([*_BUSY, Owner.OTHER], dtype=np.int64)[least]
+    working, idle = np.flatnonzero(least < len(_BUSY)), np.flatnonzero(least == len(_BUSY))
+    if len(working):
+        row[working] = running[busy[:, working].argmin(axis=0), working]
     stalled = compute[:, idle] >= SpanKind.STALL_EVENT
-    owner[idle] = Owner.OTHER
     waiting = stalled.any(axis=0)
     if waiting.any():
         at, which = idle[waiting], stalled[:, waiting].argmax(axis=0)
         wait[at] = running[which, at]
         owner[at], engine[at], row[at] = _follow(sweep, at, np.array(sweep.compute, dtype=np.int64)[which])
-    return Instants(sweep.lengths, owner, engine, row, wait, sweep.rows, sweep.engines)
+    return _Owners(owner, engine, row, wait)
 
 
 def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants, _Instants, _Instants]:
@@ -292,24 +307,30 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants,
         here, now = stream[open_], at[open_]
         kind = sweep.kinds[here, now]
         busy = kind != _NOTHING
-        row[open_[busy]] = sweep.rows[here, now][busy]
+        span = sweep.spans[here, now]
+        row[open_[busy]] = sweep.row[span[busy]]
         _assign(owner, engine, open_, sweep.named[here])
         elsewhere = kind == SpanKind.STALL_MEMORY
         owner[open_[elsewhere]], engine[open_[elsewhere]] = Owner.MEMORY, _NOTHING
-        on_host = np.isin(kind, _CODEC) | (np.isin(kind, _ON_HOST) & np.isin(here, sweep.host))
+        on_host = _is_among(kind, _CODEC) | (_is_among(kind, _ON_HOST) & sweep.host[here])
         owner[open_[on_host]], engine[open_[on_host]] = Owner.HOST, _NOTHING
         _assign(owner, engine, open_, sweep.on[here, now])
         queued = kind == SpanKind.STALL_ENGINE
         mine = open_[queued]
         holder, row[mine] = _engine_holder(sweep, here[queued], now[queued], row[mine])
         _assign(owner, engine, mine, holder)
-        cause = sweep.causes[here, now]
+        cause = sweep.cause[span]
         onward = (kind == SpanKind.STALL_EVENT) & (cause != _NOTHING)
         stream[open_[onward]] = cause[onward]
         open_ = open_[onward]
         if len(open_) == 0:
             break
     return owner, engine, row
+
+
+def _is_among(kinds: _Instants, wanted: tuple[SpanKind, ...]) -> NDArray[np.bool_]:
+    result: NDArray[np.bool_] = np.logical_or.reduce([kinds == kind for kind in wanted])
+    return result
 
 
 def _assign(owner: _Instants, engine: _Instants, which: _Instants, engines: _Instants) -> None:
@@ -329,8 +350,8 @@ def _engine_holder(sweep: _Sweep, waiting: _Instants, at: _Instants, row: _Insta
     for other in reversed(range(len(sweep.named))):
         on = sweep.on[other, at]
         copying = (on != _NOTHING) & ((wanted == _NOTHING) | (link[on] == wanted))
-        holder[copying] = sweep.on[other, at][copying]
-        span[copying] = sweep.rows[other, at][copying]
+        holder[copying] = on[copying]
+        span[copying] = sweep.row[sweep.spans[other, at[copying]]]
     return holder, span
 
 

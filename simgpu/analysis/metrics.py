@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -143,11 +141,12 @@ def measure(
     (1.25, 32000000.0, 100, 80)
     """
     start, end = timeline.window(iteration)
-    copied = {name: _bytes_started(timeline, timeline.copies(name), start, end) for name in timeline.engines}
+    started = (timeline.start_ns >= start) & (timeline.start_ns < end)
+    copied = {name: int(timeline.bytes[started & timeline.copies(name)].sum()) for name in timeline.engines}
     last = range(len(timeline.iteration_ends_ns))[iteration] == len(timeline.iteration_ends_ns) - 1
     devices = timeline.device_memories
-    codec_ns = _busy(timeline, (SpanKind.ENCODE, SpanKind.DECODE), start, end)
-    swapping_ns = codec_ns + _busy(timeline, (SpanKind.COPY,), start, end)
+    codec_ns = _duration(timeline, started & ((timeline.kind == SpanKind.ENCODE) | (timeline.kind == SpanKind.DECODE)))
+    swapping_ns = codec_ns + _duration(timeline, started & (timeline.kind == SpanKind.COPY))
     return Metrics(
         iteration_ns=end - start,
         samples_per_s=_ratio(batch * 10**9, end - start),
@@ -213,14 +212,8 @@ def _utilisation(size: int, window: int, bandwidth: int, links: int) -> float:
     return size * 10**9 / (bandwidth * window * links) if window else 0.0
 
 
-def _busy(timeline: Timeline, kinds: tuple[SpanKind, ...], start: int, end: int) -> int:
-    chosen = np.isin(timeline.kind, kinds) & (timeline.start_ns >= start) & (timeline.start_ns < end)
-    return int((timeline.end_ns - timeline.start_ns)[chosen].sum())
-
-
-def _bytes_started(timeline: Timeline, copies: NDArray[np.bool_], start: int, end: int) -> int:
-    chosen = copies & (timeline.start_ns >= start) & (timeline.start_ns < end)
-    return int(timeline.bytes[chosen].sum())
+def _duration(timeline: Timeline, chosen: NDArray[np.bool_]) -> int:
+    return int((timeline.end_ns[chosen] - timeline.start_ns[chosen]).sum())
 
 
 def _samples(times: Column, start: int, end: int, closed: bool) -> slice:
@@ -237,12 +230,24 @@ def _peak(times: Column, values: Column, start: int, end: int, closed: bool) -> 
 
 
 def _mean(curve: MemoryCurve, start: int, end: int) -> int:
-    """Time-weighted mean of live bytes, rounded down; in Python's integers because bytes times ns pass 64 bits."""
+    """Time-weighted mean of live bytes, rounded down."""
     if end == start:
         return 0
     chosen = _samples(curve.time_ns, start, end, closed=False)
-    times = [max(time, start) for time in curve.time_ns[chosen].tolist()]
-    live: list[int] = curve.live[chosen].tolist()
-    lengths: list[int] = [after - before for before, after in pairwise([*times, end])]
-    weighted: int = sum(map(mul, live, lengths))
-    return weighted // (end - start)
+    lengths = np.diff(np.maximum(curve.time_ns[chosen], start), append=end)
+    return _weighted(curve.live[chosen], lengths, end - start) // (end - start)
+
+
+def _weighted(values: Column, lengths: Column, total: int) -> int:
+    """The sum of products, exact although bytes times ns pass 64 bits: by parts of the values that do not.
+
+    total: at least the sum of the lengths. Nothing is negative.
+
+    >>> _weighted(np.array([2**50, 3]), np.array([2**30, 2**29]), 2**31) == 2**80 + 3 * 2**29
+    True
+    """
+    part, result, shift = max(1, 63 - total.bit_length()), 0, 0
+    while len(values) and values.any():
+        result += int(np.dot(values & ((1 << part) - 1), lengths)) << shift
+        values, shift = values >> part, shift + part
+    return result

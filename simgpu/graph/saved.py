@@ -153,6 +153,7 @@ def _last_forward_use(graph: TaskGraph, b: int) -> int | None:
     return max((k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD), default=None)
 
 
+_ALL_SAVED = ("saved activations",)
 #: Kinds of blocks that live through forward and backward but are neither feature maps nor saved with one.
 _NO_ACTIVATIONS = {
     BlockKind.INPUT,
@@ -217,8 +218,12 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
     return tuple(each.block for each in _all_saved(graph))
 
 
-def _all_saved(graph: TaskGraph) -> list[Activation]:
-    return [activation for b in range(len(graph.blocks)) if (activation := _saved(graph, b)) is not None]
+def _all_saved(graph: TaskGraph) -> tuple[Activation, ...]:
+    if _ALL_SAVED not in graph.kept:
+        each = (_saved(graph, b) for b in range(len(graph.blocks)))
+        graph.kept[_ALL_SAVED] = tuple(activation for activation in each if activation is not None)
+    saved: tuple[Activation, ...] = graph.kept[_ALL_SAVED]
+    return saved
 
 
 def _saved(graph: TaskGraph, b: int) -> Activation | None:

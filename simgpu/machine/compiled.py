@@ -42,7 +42,7 @@ BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
 # kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
 KIND, NAME, COPIED, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
 # In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
-_NOBODY, _WORK = -1, -2
+_NOBODY, WORK = -1, -2
 _NEVER = 2**62
 
 
@@ -182,7 +182,7 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
         if streams[s, STATUS] != ARRIVED:
             continue
         pc = streams[s, PC]
-        _enter(streams, s, streams[s, BEGAN], _WORK, counts, entries)
+        _enter(streams, s, streams[s, BEGAN], WORK, counts, entries)
         if ops[pc, 0] == COPY:
             e = copies[ops[pc, 1], ENGINE]
             if engines[e, 1] == 0:
@@ -377,7 +377,7 @@ def write_columns(entries: Any, order: Any, labels: Any, sizes: Any, columns: An
         row, cause = entries[e, ROW], entries[e, CAUSE]
         columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
         columns[7, n] = entries[e, IN_ITERATION]
-        if cause == _WORK:
+        if cause == WORK:
             copied = labels[row, COPIED]
             columns[1, n], columns[2, n] = labels[row, KIND], labels[row, NAME]
             columns[5, n] = sizes[copied] if copied >= 0 else 0

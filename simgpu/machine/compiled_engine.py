@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from importlib import util
 from types import ModuleType
@@ -10,12 +9,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from simgpu.compiling import is_cached
+from simgpu.compiling import is_cached, is_ready
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
-from simgpu.machine.log import Ran, in_order
+from simgpu.machine.log import LONGEST, Ran, in_order
+from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
 from simgpu.program.code import Ints
@@ -32,6 +32,8 @@ _NAME = "simgpu.machine.compiled"
 _SAFE_BYTES = 2**62
 #: Links of at least so many bytes per second give every copy a rate of at least one.
 _LEAST_RATE = 10**4
+#: A run that stops before this time has certainly no timer that SimPy could not reach.
+_SURE = 2**57
 #: Executed instructions from which loading the compiled functions, or compiling them, takes less time than it saves.
 _WORTH_LOADING, _WORTH_COMPILING = 10**5, 10**7
 
@@ -54,7 +56,7 @@ def is_chosen(engine: Engine, program: Program, iterations: int) -> bool:
     """
     if engine != "auto":
         return engine == "compiled"
-    if _NAME in sys.modules:
+    if is_ready(_NAME, "execute"):
         return True
     if util.find_spec("numba") is None:
         return False
@@ -64,9 +66,9 @@ def is_chosen(engine: Engine, program: Program, iterations: int) -> bool:
 
 def run_compiled(
     checked: CheckedProgram, node: NodeSpec, engines: Engines, memories: Memories, iterations: int
-) -> Ran | None:
-    """Run a program; None for a run that stops before all streams have finished, whose numbers may pass 64 bits, or
-    whose offsets no pool has. The memories hold what they hold at the start, and still do afterwards."""
+) -> Ran | StoppedRun | None:
+    """Run a program; None for a run whose numbers may pass 64 bits, or whose offsets no pool has. The memories hold
+    what they hold at the start, and still do afterwards."""
     columns = checked.columns
     if columns is None or (columns.offsets and not isinstance(memories.devices[0].pool, AddressedPool)):
         return None
@@ -81,7 +83,7 @@ def run_compiled(
 
 def _run(
     checked: CheckedProgram, columns: Columns, tables: ProgramTables, memories: Memories, iterations: int
-) -> Ran | None:
+) -> Ran | StoppedRun | None:
     from simgpu.machine import compiled as machine
     from simgpu.machine import compiled_pools as pools
 
@@ -97,12 +99,13 @@ def _run(
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
     entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
+    queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
     links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
     links[0] = tables.capacities
     arguments = (
         state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
-        np.zeros((len(memory), streams + 1), dtype=np.int64), tables.requests, tables.pieces, addresses, holes,
+        queues, tables.requests, tables.pieces, addresses, holes,
         np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, 6), dtype=np.int64), counts, log,
         uses, layouts,
     )  # fmt: skip
@@ -110,6 +113,12 @@ def _run(
     while counts[machine.OUTCOME] == machine.FULL:
         entries = np.concatenate((entries, np.empty_like(entries)))
         machine.execute(*arguments, entries)
+    if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
+        reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
+        logged = entries[: counts[machine.ENTRIES]]
+        ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
+        unmet = _first_unmet(queues, tables, state[:, machine.PC], memory, holes)
+        return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
@@ -148,7 +157,35 @@ def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
         total += float((times[copied] * longest[ops[copied, 1]]).sum())
         if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
             return False
-    return total < SAFE
+    return total < LONGEST
+
+
+def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[int]) -> Reached:
+    """How far a stream has got."""
+    from simgpu.machine import compiled as machine
+
+    stream, segments = checked.program.streams[rank], checked.program.segments
+    if state[machine.STATUS] != machine.FINISHED:
+        segment, repetition = state[machine.SEGMENT], state[machine.REPETITION]
+        position = state[machine.PC] - int(columns.first[rank, segment])
+        return Reached(stream, state[machine.ITERATION], segment, repetition, position, False)
+    lengths = [len(segment.streams.get(stream, ())) for segment in segments]
+    last = next((length for length in reversed(lengths) if length), 1) - 1
+    return Reached(stream, state[machine.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
+
+
+def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> Unmet | None:
+    """The first request in the queue of the first memory that has one. at: the row of each stream."""
+    from simgpu.machine import compiled_pools as pools
+
+    for m in np.flatnonzero(queues[:, 0]).tolist():
+        stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
+        hole = int(memory[m, pools.LIMIT]) - used
+        if memory[m, pools.ADDRESSED]:
+            hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
+        requested = tables.requests[tables.ops[at[stream], 2], 1]
+        return Unmet(m, stream, int(requested), used, hole)
+    return None
 
 
 def _executed(columns: Columns) -> Ints:

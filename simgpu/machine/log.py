@@ -13,6 +13,9 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 
+#: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
+LONGEST = 2**59
+
 
 class Entry(NamedTuple):
     """A span, as positions: `stream` and `cause` among the streams, `name` and `resource` among the timeline's, -1 for

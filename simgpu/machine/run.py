@@ -15,7 +15,7 @@ from simgpu.machine.dram import dram_demands
 from simgpu.machine.engines import Engines
 from simgpu.machine.implicit_streams import ImplicitStreams, Residency, with_implicit_streams
 from simgpu.machine.instants import InstantOrder
-from simgpu.machine.log import Ran, timeline_of
+from simgpu.machine.log import LONGEST, Ran, timeline_of
 from simgpu.machine.paged import PageFaults
 from simgpu.machine.remote import RemoteAccess
 from simgpu.machine.simulator import Simulator
@@ -34,9 +34,6 @@ from simgpu.program.instructions import (
 from simgpu.program.paging import Paged
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.streams import engine as engine_name
-
-#: Nanoseconds after which a timeline's 64-bit columns would run over when they are sorted.
-LONGEST = 2**59
 
 POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
 
@@ -97,12 +94,14 @@ def run_program(
         raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
     machine = _Machine(checked, node, limit, POOLS[pool], reclaim)
-    ran: Ran | None = None
+    ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()
     reason = machine.why_not_compiled
     if not reason and is_chosen(engine, program, iterations):
         ran = run_compiled(checked, node, machine.engines, machine.memories, iterations)
         reason = "its times or sizes are too large for 64 bits"
+    if isinstance(ran, StoppedRun):
+        raise ran.error()
     if ran is None:
         ran, notes = machine.simulated(iterations)
         if engine == "compiled":
@@ -179,7 +178,7 @@ class _Machine:
             what = "the simulated time passes 18 years, more than a timeline's columns can hold"
             raise InputError.single("", "time", what, "look at durations, latency and bandwidths")
         if not finished:
-            raise StoppedRun(simulator, self.program, self.graph).error()
+            raise StoppedRun.of(simulator, self.program, self.graph).error()
         return simulator.ran, self.residency.notes(iterations - 1) if self.residency else ()
 
 

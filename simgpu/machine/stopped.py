@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.machine.containers import Container
-from simgpu.machine.simulator import Simulator, Stream
+from simgpu.machine.containers import Container, Memories
+from simgpu.machine.simulator import Simulator
 from simgpu.program.instructions import (
     WORK,
     Acquire,
@@ -20,38 +21,76 @@ from simgpu.program.instructions import (
     Program,
     Release,
 )
+from simgpu.timeline.streams import StreamId
+
+
+class Reached(NamedTuple):
+    """How far a stream has got in the program; a stream that has finished is at its last instruction."""
+
+    id: StreamId
+    iteration: int
+    segment: int
+    repetition: int
+    position: int
+    finished: bool
+
+
+class Unmet(NamedTuple):
+    """A request for memory that is never granted: the memory's place among all, the stream's rank, the bytes with
+    padding, and the memory's bytes in use and largest hole."""
+
+    memory: int
+    stream: int
+    requested: int
+    used: int
+    hole: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun:
-    """Explains why a run stopped before all streams had finished."""
+    """Explains why a run stopped before all streams had finished.
 
-    simulator: Simulator
+    streams: how far each has got. iterations: how many were to run. now: when the last work ended.
+    unmet: the first request in the queue of the first memory that has one; None where no stream waits for memory.
+    """
+
     program: Program
     graph: TaskGraph
+    memories: Memories
+    streams: Sequence[Reached]
+    iterations: int
+    now: int
+    unmet: Unmet | None
+
+    @classmethod
+    def of(cls, simulator: Simulator, program: Program, graph: TaskGraph) -> StoppedRun:
+        """A run on SimPy. Later timers are outdated: it stopped when the last work ended."""
+        streams = [
+            Reached(s.id, s.iteration, s.segment, s.repetition, s.position, s.finished) for s in simulator.streams
+        ]
+        waiting = ((place, each) for place, each in enumerate(simulator.memories.all) if each.waiting)
+        unmet = next((Unmet(place, *_first_request(each)) for place, each in waiting), None)
+        now = max(stream.ended for stream in simulator.streams)
+        return cls(program, graph, simulator.memories, streams, simulator.iterations, now, unmet)
 
     def error(self) -> Exception:
-        """The error that names who waits. Later timers are outdated: the run stopped when the last work ended."""
-        streams, memories = self.simulator.streams, self.simulator.memories.all
-        now = max(stream.ended for stream in streams)
-        for gpu, memory in enumerate(memories):
-            if memory.waiting:
-                rank, request, _ = memory.waiting[0]
-                stream = streams[rank]
-                requested, pool = request.prepared[1], memory.pool
-                capacity = pool.capacity or 0
-                free, hole, blocks = capacity - pool.used, pool.largest_hole, self._blocks_in(memory)
-                first = next((s for s in streams if s.id.gpu == gpu), streams[0])
-                kernel, waiting = self._next_kernel(first), self._next_work(stream)
-                return OutOfMemoryError(waiting, memory.name, requested, free, hole, capacity, now, blocks, kernel)
-        waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
-        return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
+        """The error that names who waits."""
+        streams, now = self.streams, self.now
+        if self.unmet is None:
+            waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
+            return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
+        place, rank, requested, used, hole = self.unmet
+        memory = self.memories.all[place]
+        capacity = memory.pool.capacity or 0
+        first = next((s for s in streams if s.id.gpu == place), streams[0])
+        kernel, waiting, blocks = self._next_kernel(first), self._next_work(streams[rank]), self._blocks_in(memory)
+        return OutOfMemoryError(waiting, memory.name, requested, capacity - used, hole, capacity, now, blocks, kernel)
 
-    def _remaining(self, stream: Stream) -> Sequence[Instruction]:
+    def _remaining(self, stream: Reached) -> Sequence[Instruction]:
         """The remaining instructions of a stream's segment."""
         return self.program.segments[stream.segment].streams.get(stream.id, ())[stream.position :]
 
-    def _next_work(self, stream: Stream) -> str:
+    def _next_work(self, stream: Reached) -> str:
         work = next((i for i in self._remaining(stream) if isinstance(i, WORK)), None)
         if isinstance(work, Launch):
             kernel = self.graph.kernels[work.kernel]
@@ -61,37 +100,38 @@ class StoppedRun:
         what = "codec" if isinstance(work, Encode | Decode) else "copy"
         return f"{what} of block {self.graph.blocks[work.block].id} on {stream.id}"
 
-    def _next_kernel(self, stream: Stream) -> str:
+    def _next_kernel(self, stream: Reached) -> str:
         """The next kernel that a stream would run."""
         launches = (i for i in self._remaining(stream) if isinstance(i, Launch))
         return next((self.graph.kernels[launch.kernel].id for launch in launches), "")
 
     def _blocks_in(self, memory: Container) -> tuple[tuple[str, int], ...]:
         """Blocks in this memory, largest first; counted from the instructions that streams have executed."""
-        memories = self.simulator.memories
+        memories = self.memories
         counts: Counter[int] = Counter(
             b
             for each in self.program.initial_contents
             if memories.of(each.gpu, each.memory) is memory
             for b in each.blocks
         )
-        for stream in self.simulator.streams:
+        for stream in self.streams:
             gpu = stream.id.gpu
             for index, segment in enumerate(self.program.segments):
                 done = stream.iteration * segment.repeat + (segment.repeat if index < stream.segment else 0)
                 partial = 0
                 if stream.finished:
-                    done = self.simulator.iterations * segment.repeat
+                    done = self.iterations * segment.repeat
                 elif index == stream.segment:
                     done += stream.repetition
                     partial = stream.position
                 for position, instruction in enumerate(segment.streams.get(stream.id, ())):
-                    if not isinstance(instruction, Acquire | Release):
+                    # Not isinstance: these are the types themselves, and a program may have many instructions.
+                    if type(instruction) is not Acquire and type(instruction) is not Release:
                         continue
                     if memories.of(gpu, instruction.memory) is memory:
                         times = done + (position < partial)
                         for b in instruction.blocks:
-                            counts[b] += times if isinstance(instruction, Acquire) else -times
+                            counts[b] += times if type(instruction) is Acquire else -times
         sizes = self.graph.sizes if memory in memories.devices else self.graph.copy_sizes
         return largest_first(
             (self.graph.blocks[b].id, sizes[b]) for b, count in counts.items() if count > 0 and sizes[b]
@@ -101,3 +141,8 @@ class StoppedRun:
 def largest_first(blocks: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Named sizes, largest first, then by name."""
     return tuple(sorted(blocks, key=lambda block: (-block[1], block[0])))
+
+
+def _first_request(memory: Container) -> tuple[int, int, int, int]:
+    rank, request, _ = memory.waiting[0]
+    return rank, request.prepared[1], memory.pool.used, memory.pool.largest_hole

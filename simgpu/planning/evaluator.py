@@ -27,7 +27,7 @@ from simgpu.planning import clocks, columns, relaunches
 from simgpu.planning.columns import OVERHEAD, RESULTS
 from simgpu.planning.options import Action, Decisions, Vector
 from simgpu.planning.search.swarm import SwarmResult
-from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not
+from simgpu.planning.tables import Ints, Scratch, Tables, Vectors, scratch_for, tables_of, why_not, with_budget
 
 #: Added to the score of a vector that does not fit; larger than any step time.
 DOES_NOT_FIT = 2**62
@@ -39,6 +39,8 @@ _PIECE = 64
 #: third of the time. All are inlined, since a call takes longer than most of the functions.
 _OPTIONS = {"nogil": True, "inline": "always", "_nrt": False}
 
+#: Tables that are kept of one graph: of two links, say.
+_MOST_TABLES = 4
 #: Works like `clocks.evaluate_all`.
 EvaluateAll = Callable[[Tables, Scratch, Vectors, Ints], None]
 
@@ -125,8 +127,14 @@ class Evaluator:
     @cached_property
     def tables(self) -> Tables:
         """The tables of this graph, node, budget and decisions."""
+        kept: list[tuple[NodeSpec, Decisions, bool, bool, Tables]] = self.graph.kept.setdefault(("tables",), [])
+        for *of, tables in kept:
+            if of == [self.node, self.decisions, self.early, self.drain]:
+                return with_budget(tables, self.budget)
         early, drain = self.early, self.drain
-        return tables_of(self.graph, self.node, self.budget, self.decisions, early=early, drain=drain)
+        tables = tables_of(self.graph, self.node, self.budget, self.decisions, early=early, drain=drain)
+        kept[:] = [(self.node, self.decisions, early, drain, tables), *kept[: _MOST_TABLES - 1]]
+        return tables
 
     def costs(self, vectors: ArrayLike) -> Costs:
         """The costs of vectors. vectors: numbers of options, one row per vector, one entry per feature map."""

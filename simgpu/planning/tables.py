@@ -150,6 +150,13 @@ def tables_of(
     )
 
 
+def with_budget(tables: Tables, budget: int) -> Tables:
+    """The tables of the same graph for another budget."""
+    limits = tables.limits.copy()
+    limits[2] = budget
+    return tables._replace(limits=limits)
+
+
 def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> str | None:
     """Why evaluation is not exact for a graph and node, None where it is."""
     if len(graph.compute_streams) > 1:

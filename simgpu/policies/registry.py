@@ -9,13 +9,16 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from simgpu.errors import InputError, Problem, Terminated, did_you_mean
 from simgpu.former_names import name_today
 from simgpu.io.codestate import Code, code_behind
 from simgpu.policies.base import Policy
 from simgpu.program.faults import raised
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 _BUILT_IN = {
     "ideal": "simgpu.policies.ideal:Ideal",
@@ -167,6 +170,20 @@ def _type_text(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.Sequence", "list")
 
 
+@lru_cache
+def _hints(policy: type[Policy]) -> Mapping[str, Any]:
+    """The types of a policy's fields, which take long to evaluate."""
+    return get_type_hints(policy)
+
+
+@lru_cache
+def _adapter(policy: type[Policy], parameter: str) -> TypeAdapter[Any]:
+    """What checks the values of a parameter."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_hints(policy)[parameter])
+
+
 def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Policy:
     """A policy with these parameters and defaults for the others.
 
@@ -176,11 +193,11 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
     >>> make_policy("vdnn", {"mode": "conv"})
     Vdnn(mode='conv', algorithms='recorded')
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 
     policy = policy_class(name)
-    hints = get_type_hints(policy)
+    hints = _hints(policy)
     known = [f.name for f in fields(policy)]
     problems = []
     values = {}
@@ -190,7 +207,7 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
             problems.append(Problem("", place, f"policy '{name}' has no such parameter", did_you_mean(str(key), known)))
             continue
         try:
-            values[key] = TypeAdapter(hints[key]).validate_python(value, strict=True)
+            values[key] = _adapter(policy, key).validate_python(value, strict=True)
         except ValidationError as error:
             what = "; ".join(detail["msg"].removeprefix("Input ") for detail in error.errors())
             choices = frozenset(map(str, get_args(hints[key])))

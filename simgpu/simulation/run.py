@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -14,6 +15,7 @@ from simgpu.graph.transforms import uncompressed
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
+from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import checked_fits, reclaiming
 from simgpu.policies.registry import make_policy
@@ -24,7 +26,7 @@ from simgpu.program.replication import replicated
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.notes import on_compression, on_compute, on_epoch, on_exchange, on_gpus, on_output
 from simgpu.simulation.result import Result
-from simgpu.simulation.reuse import planned_once, verified
+from simgpu.simulation.reuse import is_own, planned_once, read_only, repeated, verified
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
@@ -63,7 +65,7 @@ def simulate(
     run = _Run.of(trace, node, chosen, config)
     program = planned_once(chosen, run.context(carried, progress))
     try:
-        return run.trial(program)
+        return run.once(program)
     except ProgramError as error:
         raise PolicyError.of(policy_label(chosen), f"its program is refused: {error}") from error
 
@@ -159,6 +161,22 @@ class _Run:
         """Run a program as it will be run: on one GPU, or on all that train together."""
         how = self.config.data_parallel
         return self.run(program) if how is None else self.run_together(program, how)
+
+    def once(self, program: Program) -> Result:
+        """As `trial`, without another run where an earlier one with another budget took the same course."""
+        alone = self.config.data_parallel is None and is_own(self.policy) and self.trace.blocks
+        if not alone or program.unlimited_memory or program.residency is not None:
+            return self.trial(program)
+        checked = verified(program, self.graph, self.node, self.budget)
+        if self._pool(program) != "counting":
+            return self.trial(program)
+        runs = repeated(checked, self.graph, self.node, self.policy, self.config)
+        if runs is not None and not runs.tried:
+            runs.tried = True
+            with suppress(OutOfMemoryError, InputError):  # of a memory other than the GPU's, or for another reason
+                runs.result = read_only(replace(self, budget=UNLIMITED).run(program))
+        known = runs.within(self.budget) if runs is not None else None
+        return known or self.trial(program)
 
     def _pool(self, program: Program) -> str:
         pool = self.config.pool

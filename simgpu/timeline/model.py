@@ -174,7 +174,8 @@ class Timeline:
     @property
     def engines(self) -> tuple[str, ...]:
         """The copy engines: ``d2h`` and ``h2d``, then others that copied, by name."""
-        used = {self.resources[at] for at in np.unique(self.resource[self.kind == SpanKind.COPY]).tolist()}
+        copied = self.resource[self.kind == SpanKind.COPY]
+        used = {name for at, name in enumerate(self.resources) if (copied == at).any()}
         return (*OWN_ENGINES, *sorted(used.difference(OWN_ENGINES)))
 
     def copies(self, engine: str) -> NDArray[np.bool_]:

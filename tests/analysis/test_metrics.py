@@ -7,6 +7,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simgpu.analysis.metrics import Metrics, measure
 from simgpu.hardware.spec import DEVICE, HOST, Duplex, MemoryLink
@@ -114,6 +116,18 @@ def test_the_mean_does_not_overflow() -> None:
     huge, long = 2**41, 2**40
     timeline = timeline_of([("compute", K.COMPUTE, "a", 0, long)], [long], device=curve_of([(0, huge, huge)]))
     assert measured(timeline).device_mean_bytes == huge
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**58), st.integers(0, 2**62)), min_size=1),
+    st.integers(0, 2**59),
+)
+def test_the_mean_equals_that_of_python_integers(samples: list[tuple[int, int]], end: int) -> None:
+    levels = dict(sorted((min(at, end), live) for at, live in samples))
+    device = curve_of([(at, live, live) for at, live in levels.items()])
+    timeline = timeline_of([("compute", K.COMPUTE, "a", 0, end)], [end], device=device)
+    area = sum(live * (after - at) for (at, live), after in zip(levels.items(), [*levels, end][1:], strict=True))
+    assert measured(timeline).device_mean_bytes == (area // end if end else 0)
 
 
 def test_an_iteration_of_zero_length_has_no_finite_rate_and_valid_json() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -18,15 +18,19 @@ from pathlib import Path
 import pytest
 
 from simgpu.experiments.processes import in_processes
-from simgpu.experiments.scenarios.load_sweep import make_sweep
+from simgpu.experiments.scenarios.load_sweep import load_sweep, make_sweep
 from simgpu.experiments.scenarios.sweep import Points, Sweep
 from simgpu.experiments.sweep.point import OK, PointRows, died
 from simgpu.experiments.sweep.run import run_points, run_sweep
 from tests.benchmarks.conftest import Report
+from tests.benchmarks.test_speed import bare_simpy_ns
 
 #: Real points of over a tenth of a second each: long enough that starting two processes does not decide the figure.
 REAL_POINTS = 160
 STUB_POINTS = 100_000
+#: Budgets of the sweep whose points are measured, and the most events of bare SimPy that may take as long as one point.
+POINT_BUDGETS, POINT_EVENTS = 240, 17_000
+BARE_EVENTS = 500_000
 #: By how much the parent's memory may grow in the second half of the run.
 GROWTH_MIB = 2
 #: What pyarrow and a part of the table take at the end, however long the table is.
@@ -37,6 +41,33 @@ MIB = 2**20
 def swept(points: int, **settings: object) -> Sweep:
     values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "vdnn", **settings}
     return make_sweep({**values, "sweep": {"grid": {"seed": list(range(points))}}}, "benchmark")
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """What this process works on it, whatever else the machine does."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def memory_sweep(budgets: int) -> Sweep:
+    """The shipped scenario `memory-sweep`, on both of its links, with more budgets between its smallest and largest."""
+    least, most = 16 * 1024, 52 * 1024
+    sizes = [f"{least + (most - least) * number // (budgets - 1)} KiB" for number in range(budgets)]
+    return load_sweep("memory-sweep", {"sweep.grid.budget": sizes})
+
+
+def test_a_point_of_a_sweep_costs_few_events_of_bare_simpy(report: Report) -> None:
+    """A point has four policies, most of whose budgets differ from the last point's only slightly."""
+    run_sweep(memory_sweep(20))  # loads what is compiled
+    sweep = memory_sweep(POINT_BUDGETS)
+    before = cpu_seconds(partial(bare_simpy_ns, BARE_EVENTS))
+    spent = cpu_seconds(partial(run_sweep, sweep))
+    after = cpu_seconds(partial(bare_simpy_ns, BARE_EVENTS))
+    events = spent / sweep.count / ((before + after) / 2 / BARE_EVENTS)
+    report("sweep of 240 budgets: bare SimPy events a point", events, f"at most {POINT_EVENTS}", events <= POINT_EVENTS)
+    report("  points a second of one process", sweep.count / spent, "", None)
+    assert events <= POINT_EVENTS
 
 
 def spin(seconds: float) -> int:

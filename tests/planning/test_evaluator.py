@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning import clocks
 from simgpu.planning.columns import RESULTS
 from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator, compiled_evaluate_all
@@ -84,3 +86,17 @@ def test_vectors_that_do_not_fit_score_worst_ordered_by_missing_bytes():
     peak = int(evaluator.costs(vectors).peak[0])
     less = [replace(evaluator, budget=budget).score(vectors)[0] for budget in (peak, peak - 1, peak - 2)]
     assert less == [FOUR.ideal_ns(), DOES_NOT_FIT + 1, DOES_NOT_FIT + 2]
+
+
+def test_tables_that_budgets_share_are_those_of_a_graph_of_their_own() -> None:
+    """Also after other links and decisions, and the one budget does not change the other."""
+    trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400])
+    graph, fast = TaskGraph.of(trace), NodeSpec("node", GpuSpec("gpu", 10**4), LinkSpec("wire", 10**10, 10**10))
+    slow = replace(fast, link=LinkSpec("wire", 10**9, 10**9))
+    seen = []
+    for each, budget, early in product((fast, slow), (1000, 900), (True, False)):
+        alone = TaskGraph.of(trace)
+        new = Evaluator(alone, each, budget, Decisions.of(alone), early=early).tables
+        seen.append((Evaluator(graph, each, budget, Decisions.of(graph), early=early).tables, new))
+    for shared, new in seen:
+        assert all(np.array_equal(one, other) for one, other in zip(shared, new, strict=True))

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 
-from simgpu.errors import OutOfMemoryError, PolicyError
+from simgpu.errors import InputError, OutOfMemoryError, PolicyError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.machine.compiled_engine import Engine
+from simgpu.machine.run import MachineRun
+from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import COMPUTE, Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
+from simgpu.simulation import reuse, run
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
+from tests.semantics.random_traces import nodes, traces
 
 FAST = NodeSpec("node", GpuSpec("gpu", 10**6), LinkSpec("wire", 10**9, 10**9))
 SLOW = replace(FAST, link=LinkSpec("wire", 10**8, 3 * 10**8))
@@ -110,3 +118,64 @@ def test_a_program_that_was_changed_since_is_checked_again(trace: Trace) -> None
     streams[COMPUTE] = program.segments[0].streams[COMPUTE][1:]
     with pytest.raises(PolicyError, match="holds no device memory"):
         simulate(trace, FAST, Same())
+
+
+@seed(23)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_results_that_share_a_run_are_those_of_runs_of_their_own(data: st.DataObject) -> None:
+    """Timelines, curves, metrics, notes and errors, in any order of budgets, on random traces and nodes."""
+    trace, node = data.draw(traces()), data.draw(nodes())
+    policy = data.draw(st.sampled_from(["none", "vdnn", "superneurons", "capuchin"]))
+    unit = node.gpu.alignment
+    total = sum(-(-block.bytes // unit) * unit for block in trace.blocks)
+    engine = data.draw(st.sampled_from(["simpy", "compiled"]))
+    for budget in data.draw(st.lists(st.integers(1, max(total, 1)), min_size=3, max_size=6)):
+        budget = min(budget, node.budget)
+        shared, alone = (_outcome(each, node, policy, budget, engine) for each in (trace, copy(trace)))
+        assert shared == alone
+
+
+def _outcome(trace: Trace, node: NodeSpec, policy: str, budget: int, engine: Engine) -> object:
+    try:
+        result = simulate(trace, node, policy, budget=budget, engine=engine)
+    except (OutOfMemoryError, InputError) as error:
+        return type(error), str(error), vars(error)
+    curves = [
+        (curve.memory, curve.gpu, curve.capacity, *(each.tolist() for each in (curve.time_ns, curve.live, curve.used)))
+        for curve in result.timeline.memories
+    ]
+    return result.to_dict(), list(result.timeline), curves, result.metrics, result.high_water, result.phases
+
+
+def test_a_budget_that_the_program_does_not_reach_needs_no_other_run(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[int | None] = []
+    run_program = run.run_program
+
+    def noted(*arguments: Any, budget: int | None, **named: Any) -> MachineRun:
+        budgets.append(budget)
+        return run_program(*arguments, budget=budget, **named)
+
+    monkeypatch.setattr(run, "run_program", noted)
+    for budget in (10**5, 90_000, 80_000, 70_000):
+        assert simulate(trace, FAST, "vdnn", budget=budget).budget == budget
+    assert budgets == [10**5, UNLIMITED]
+
+
+def test_results_that_share_a_run_cannot_change_each_other(trace: Trace) -> None:
+    first, second, third = (simulate(trace, FAST, "vdnn", budget=budget) for budget in (10**5, 90_000, 80_000))
+    with pytest.raises(ValueError, match="read-only"):
+        second.timeline.start_ns[0] = 7
+    cast("dict[str, int]", second.metrics.copied_bytes)["d2h"] = 7
+    assert third.metrics == first.metrics
+
+
+def test_equal_plans_are_verified_once(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[object] = []
+    check = reuse.check_program
+    monkeypatch.setattr(reuse, "check_program", lambda *arguments: checks.append(arguments) or check(*arguments))
+    for budget in (10**5, 90_000):
+        simulate(trace, FAST, "capuchin", budget=budget)
+    assert len(checks) == 1

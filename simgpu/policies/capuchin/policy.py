@@ -21,6 +21,7 @@ ones. Where that is open, this implementation decides:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,6 +35,9 @@ from simgpu.policies.capuchin.published import published
 from simgpu.policies.common.placing import evaluator_of, inexact, notes_on, program_of
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
+
+#: Nodes and decisions for which a graph keeps its greedy choices, and how many of them are tried at once.
+_MOST, _AT_ONCE = 4, 16
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,30 @@ def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: D
     [(0, 0), (1, 0), (1, 1)]
     """
     within, without = (Evaluator(graph, node, limit, decisions) for limit in (budget, UNLIMITED))
-    vector = [0] * len(decisions.maps)
-    for position, count in enumerate(decisions.choices):
-        if _fits(within, vector):
-            return tuple(vector)
-        tried = [[*vector[:position], number, *vector[position + 1 :]] for number in range(1, count)]
-        vector = tried[int(without.costs(tried).time_ns.argmin())]
-    return tuple(vector) if _fits(within, vector) else _repaired(within, vector)
+    count, known = len(decisions.maps), _known_choices(graph, node, decisions)
+    chosen, begin = list(known[-1]), 0
+    while True:
+        vectors = [[*chosen[:end], *[0] * (count - end)] for end in range(begin, len(chosen) + 1)[:_AT_ONCE]]
+        fits = within.costs(vectors).short <= 0
+        begin += len(vectors)
+        if fits.any() or begin > count:
+            break
+        if begin > len(chosen):
+            tried = [[*chosen, number, *[0] * (count - begin)] for number in range(1, decisions.choices[begin - 1])]
+            chosen.append(1 + int(without.costs(tried).time_ns.argmin()))
+    known.append(tuple(chosen))
+    return tuple(vectors[int(fits.argmax())]) if fits.any() else _repaired(within, vectors[-1])
+
+
+def _known_choices(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> deque[Vector]:
+    """Its last entry holds the choices for the first feature maps, as far as a budget has needed them: they do not
+    depend on it."""
+    kept = graph.kept.setdefault(("greedy choices",), deque(maxlen=_MOST))
+    known: deque[Vector] | None = next((each for key, each in tuple(kept) if key == (node, decisions)), None)
+    if known is None:
+        known = deque([()], maxlen=1)
+        kept.append(((node, decisions), known))
+    return known
 
 
 def _repaired(within: Evaluator, vector: list[int]) -> Vector:

@@ -16,6 +16,9 @@ from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement, Recompute, Swap
 
+#: Programs of placements that are kept of one graph, and the most instructions that one of them has.
+_MOST, _LARGEST = 8, 200_000
+
 
 @dataclass(frozen=True)
 class PlacingPolicy(Policy):
@@ -86,13 +89,23 @@ def program_of(
     early: bool = True,
     drained: Sequence[bool] | None = None,
 ) -> Program:
-    """The program of a vector, with the encoded forms that it uses; other parameters as in `placement_of`."""
+    """The program of a vector, with the encoded forms that it uses; other parameters as in `placement_of`.
+
+    A placement that was lowered before is not lowered again.
+    """
     chosen = (options[number] for options, number in zip(decisions.options, vector, strict=True))
     encodings = tuple(option.encoding for option in chosen if option.encoding is not None)
     transforms = (WithEncodings(encodings),) if encodings else ()
     changed = transformed(graph, transforms)
-    program = lower(changed, placement_of(changed, decisions, vector, early=early, drained=drained))
-    return replace(program, transforms=transforms)
+    placement = placement_of(changed, decisions, vector, early=early, drained=drained)
+    lowered: dict[tuple[object, ...], Program] = graph.kept.setdefault(("lowered",), {})
+    program = lowered.pop((transforms, placement), None) or lower(changed, placement)
+    if len(program) <= _LARGEST:
+        lowered[transforms, placement] = program
+    if len(lowered) > _MOST:
+        del lowered[next(iter(lowered))]
+    segments = tuple(replace(each, streams=dict(each.streams)) for each in program.segments)
+    return replace(program, segments=segments, transforms=transforms)
 
 
 def actions_text(decisions: Decisions, vector: Sequence[int]) -> str:

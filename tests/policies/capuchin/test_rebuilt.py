@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.evaluator import Evaluator
 from simgpu.planning.options import Decisions
 from simgpu.policies.capuchin.policy import Capuchin, first_to_current
@@ -64,6 +65,29 @@ def test_each_map_is_decided_with_all_later_maps_kept():
             rest = (0,) * (len(vector) - position - 1)
             swapped, again = unlimited.costs([(*vector[:position], way, *rest) for way in (1, 2)]).time_ns.tolist()
             assert chosen == (1 if swapped <= again else 2)
+
+
+TIME = st.integers(5, 100)
+
+
+@many
+@given(
+    layers=st.lists(st.tuples(TIME, TIME, TIME), min_size=3, max_size=9),
+    nodes=st.lists(nodes(), min_size=1, max_size=2),
+    budgets=st.lists(st.integers(50, 600), max_size=5),
+)
+def test_choices_that_a_graph_keeps_equal_those_of_a_new_graph(
+    layers: list[tuple[int, int, int]], nodes: list[NodeSpec], budgets: list[int]
+) -> None:
+    """Budgets in any order, on two nodes in turn: some need more choices than the ones before, some fewer."""
+    trace = chain(*map(list, zip(*layers, strict=True)))
+    shared = TaskGraph.of(trace)
+    for budget, own in product(budgets, nodes):
+        new = TaskGraph.of(trace)
+        vectors = [first_to_current(graph, own, budget, Decisions.of(graph)) for graph in (shared, new)]
+        assert vectors[0] == vectors[1]
+        costs = [Evaluator(graph, own, budget, Decisions.of(graph)).costs(vectors[:1]) for graph in (shared, new)]
+        assert repr(costs[0]) == repr(costs[1])
 
 
 def test_the_greedy_choice_may_be_slower_than_the_best_of_all_placements():
