@@ -13,6 +13,8 @@ from simgpu.trace.row_checks import Problems, Row, rows_of
 #: Similar ids are suggested only below these limits, because the search takes long: known ids, unknown ids.
 _MOST_IDS_TO_COMPARE = 2000
 _MOST_SUGGESTIONS = 20
+#: Traces of so many kernels are first checked in bulk, with NumPy, which smaller ones do not load.
+_LONG = 1000
 
 
 @dataclass(slots=True)
@@ -33,13 +35,13 @@ def check_order(trace: Trace, problems: Problems) -> None:
     blocks = {block.id: block for block in trace.blocks}
     position = {kernel.id: index for index, kernel in reversed(list(enumerate(trace.kernels)))}
     _check_starts(trace.kernels, problems)
+    if len(trace.kernels) >= _LONG and _is_in_order(trace, position):
+        return
     if blocks:
         _check_known(trace.kernels, blocks, problems)
     uses = _collect_uses(trace.kernels, blocks)
     _check_early_reads(trace.kernels, uses, problems)
     for index, block in enumerate(trace.blocks):
-        if _lives_well(block, uses, position):
-            continue
         row = Row(problems, "blocks", index, block)
         created = _position_of(block.host_write, "host_write", row, position)
         release = None
@@ -50,16 +52,10 @@ def check_order(trace: Trace, problems: Problems) -> None:
             _check_workspace(row, trace.kernels, uses, release)
 
 
-def _lives_well(block: Block, uses: _Uses, position: dict[str, int]) -> bool:
-    """Whether a block certainly has no problem: most are used until they are released, and need no closer look."""
-    if block.host_write is not None or block.kind is BlockKind.WORKSPACE:
-        return False
-    last = uses.last.get(block.id)
-    if last is None:
-        return block.persistent and block.release is None
-    if block.release is None or block.release == RELEASED_AT_END:
-        return True
-    return position.get(block.release, -1) >= last
+def _is_in_order(trace: Trace, position: dict[str, int]) -> bool:
+    from simgpu.trace.bulk_order import is_in_order
+
+    return is_in_order(trace.kernels, trace.blocks, position)
 
 
 def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
@@ -228,6 +224,8 @@ def _check_workspace(row: Row, kernels: tuple[Kernel, ...], uses: _Uses, release
 
 def check_saved(trace: Trace, problems: Problems) -> None:
     """Add the problems of the saved tensors to `problems`."""
+    if not trace.saved:
+        return
     position = {kernel.id: index for index, kernel in enumerate(trace.kernels)}
     blocks = {block.id for block in trace.blocks}
     written_at = _first_writes(trace)

@@ -36,9 +36,12 @@ def is_count(value: object) -> bool:
 
 def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
     """Whether all values are counts, or None where that is allowed; in bulk, because traces are long."""
-    if not set(map(type, values)) <= ({int, type(None)} if optional else {int}):
+    kinds = set(map(type, values))
+    if optional and kinds <= {type(None)}:
+        return True
+    if not kinds <= ({int, type(None)} if optional else {int}):
         return False
-    counts: list[Any] = [value for value in values if value is not None]
+    counts: Sequence[Any] = [value for value in values if value is not None] if type(None) in kinds else values
     return not counts or (min(counts) >= 0 and max(counts) <= LARGEST)
 
 
