@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from simgpu.graph.saved import saved_activations
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.model import BlockKind
 from simgpu.trace.operators import repeats_with_saved
 from simgpu.units import format_bytes
 
@@ -66,8 +66,8 @@ class Ancestry:
         """For each block, the forward kernels that write it, in order."""
         graph = self.graph
         writers: list[list[int]] = [[] for _ in graph.sizes]
-        for k, writes in enumerate(graph.writes):
-            if graph.kernels[k].phase is Phase.FORWARD:
+        for k, (writes, forward) in enumerate(zip(graph.writes, graph.is_forward, strict=True)):
+            if forward:
                 for b in writes:
                     writers[b].append(k)
         return tuple(map(tuple, writers))
@@ -92,44 +92,46 @@ class Ancestry:
     @cached_property
     def _lasting(self) -> frozenset[int]:
         """Blocks that are used after forward."""
-        kernels = self.graph.kernels
-        return frozenset(
-            b for b, uses in enumerate(self.graph.uses) if uses and kernels[uses[-1]].phase is not Phase.FORWARD
-        )
+        is_forward = self.graph.is_forward
+        return frozenset([b for b, uses in enumerate(self.graph.uses) if uses and not is_forward[uses[-1]]])
+
+    @cached_property
+    def _persistent(self) -> frozenset[int]:
+        return frozenset([b for b, block in enumerate(self.graph.blocks) if block.persistent])
 
     @cached_property
     def inputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it reads when it runs again, without persistent blocks that it changed."""
-        graph = self.graph
         inputs = []
-        for k, reads in enumerate(graph.reads):
-            own = {b for b in graph.writes[k] if graph.blocks[b].persistent}
-            inputs.append(tuple(dict.fromkeys((*(b for b in reads if b not in own), *self.reread[k]))))
+        for reads, writes, reread in zip(self.graph.reads, self.graph.writes, self.reread, strict=True):
+            own = self._persistent.intersection(writes)
+            kept = tuple([b for b in reads if b not in own]) if own else reads
+            inputs.append(tuple(dict.fromkeys((*kept, *reread))) if reread else kept)
         return tuple(inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[int, ...], ...]:
         """For each kernel, what it writes when it runs again, including its workspace."""
-        graph = self.graph
-        return tuple(
-            tuple(b for b in writes if not graph.blocks[b].persistent and b not in self.reread[k])
-            for k, writes in enumerate(graph.writes)
-        )
+        outputs = []
+        for writes, reread in zip(self.graph.writes, self.reread, strict=True):
+            without = self._persistent.intersection(writes).union(reread)
+            outputs.append(tuple([b for b in writes if b not in without]) if without else writes)
+        return tuple(outputs)
 
     @cached_property
     def latest(self) -> tuple[int, ...]:
         """For each block, the last kernel for which it might be recomputed, directly or for another block; -1: none."""
-        graph = self.graph
-        latest = [-1] * len(graph.sizes)
-        for b, uses in enumerate(graph.uses):
-            later = [k for k in uses if graph.kernels[k].phase is not Phase.FORWARD]
-            if later and self.writers[b]:
-                latest[b] = later[0]
-        for k in reversed(range(len(graph.kernels))):
-            if graph.kernels[k].phase is Phase.FORWARD:
-                latest_result = max((latest[b] for b in self.outputs[k]), default=-1)
+        is_forward = self.graph.is_forward
+        latest = [-1] * len(self.graph.sizes)
+        for b, (uses, writers) in enumerate(zip(self.graph.uses, self.writers, strict=True)):
+            if writers:
+                latest[b] = next((k for k in uses if not is_forward[k]), -1)
+        for k in reversed(range(len(is_forward))):
+            if is_forward[k] and self.outputs[k]:
+                latest_result = max([latest[b] for b in self.outputs[k]])
                 for b in self.inputs[k]:
-                    latest[b] = max(latest[b], latest_result)
+                    if latest[b] < latest_result:
+                        latest[b] = latest_result
         return tuple(latest)
 
     @cached_property
@@ -162,10 +164,11 @@ class Ancestry:
             if not self.repeatable(k):
                 why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
                 return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
-            versions = dict(zip(graph.reads[k], graph.read_versions[k], strict=True))
-            written = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+            # In the version that it read; of a block that it reads only when it runs again, in the one that it wrote.
+            writes = zip(graph.writes[k], graph.write_versions[k], strict=True)
+            versions = dict((*writes, *zip(graph.reads[k], graph.read_versions[k], strict=True)))
             for r in self.inputs[k]:
-                if r != b and (refusal := self._lost(r, versions.get(r, written.get(r, 0)), b, k, refusals)):
+                if r != b and (refusal := self._lost(r, versions.get(r, 0), b, k, refusals)):
                     return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
 
@@ -175,8 +178,10 @@ class Ancestry:
         A pure kernel that changed a persistent block in place would read the changed value.
         """
         graph = self.graph
-        changed = any(graph.blocks[b].persistent for b in graph.writes[k] if b in graph.reads[k])
-        return (graph.kernels[k].pure is True and not changed) or len(self._results(k)) == len(self.reread[k]) + 1 > 1
+        changed = self._persistent.intersection(graph.writes[k])
+        if graph.kernels[k].pure is True and changed.isdisjoint(graph.reads[k]):
+            return True
+        return bool(self.reread[k]) and len(self._results(k)) == len(self.reread[k]) + 1
 
     def _lost(self, r: int, version: int, b: int, k: int, refusals: list[Refusal | None]) -> Refusal | None:
         """Why the value that kernel k read of block r is lost when b is recomputed."""

@@ -230,13 +230,14 @@ def _saved(graph: TaskGraph, b: int) -> Activation | None:
     block, birth = graph.blocks[b], graph.births[b]
     if block.persistent or block.host_write is not None or block.kind in _NO_ACTIVATIONS or birth is None:
         return None
-    forward = [k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD]
+    is_forward = graph.is_forward
+    forward = [k for k in graph.uses[b] if is_forward[k]]
     if not forward or b not in graph.writes[forward[0]]:
         return None
     after = forward[-1]
     before = graph.next_use(b, after)
     if before is None:
         return None
-    written = max(k for k in forward if b in graph.writes[k])
+    written = next(k for k in reversed(forward) if b in graph.writes[k])
     step = graph.layers.steps[graph.layers.step_of[after]]
     return Activation(b, after, before, max(step.first, written + 1) if written < after else None)

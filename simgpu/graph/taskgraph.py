@@ -17,7 +17,7 @@ from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.encodings import EncodedForm, EncodingCosts
 from simgpu.graph.layers import Layers, layers_of
 from simgpu.hardware.spec import DEVICE
-from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
+from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Phase, Trace
 
 if TYPE_CHECKING:
     import networkx
@@ -210,6 +210,11 @@ class TaskGraph:
     def layers(self) -> Layers:
         """The layers, from the trace's tags or derived from its blocks."""
         return layers_of(self.trace)
+
+    @cached_property
+    def is_forward(self) -> tuple[bool, ...]:
+        """For each kernel, whether it belongs to forward."""
+        return tuple([kernel.phase is Phase.FORWARD for kernel in self.kernels])
 
     @cached_property
     def compute_streams(self) -> tuple[int, ...]:

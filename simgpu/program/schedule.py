@@ -121,9 +121,8 @@ class _Scheduling:
         return ComputeSchedule(tuple(self.steps), tuple(first), self.needed)
 
     def _kernel(self, k: int) -> None:
-        graph, state = self.graph, self.state
-        births = self.births[k]
-        touched = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
+        state, births = self.state, self.births[k]
+        touched = self.graph.reads[k] + self.graph.writes[k]
         if missing := [b for b in touched if state[b] is _State.DROPPED]:
             self._recompute_all(missing, k)
         step = ScheduledLaunch(k, k, takes=tuple(births))
@@ -132,13 +131,13 @@ class _Scheduling:
         for b in touched:
             if state[b] is _State.OFFLOADED:
                 self._fetch(b, step)
-        released = tuple(dict.fromkeys((*self.deaths[k], *self.dropped[k])))
-        step.gives = released
-        for b in self.deaths[k]:
+        deaths, dropped = self.deaths[k], self.dropped.get(k, ())
+        step.gives = tuple(dict.fromkeys((*deaths, *dropped)))
+        for b in deaths:
             state[b] = _State.RELEASED
-        for b in self.dropped[k]:
+        for b in dropped:
             state[b] = _State.DROPPED
-        for swap in self.leaving[k]:
+        for swap in self.leaving.get(k, ()):
             state[swap.block] = _State.OFFLOADED
             self.swap_of[swap.block] = swap
         self.steps.append(step)
