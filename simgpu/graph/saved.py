@@ -220,13 +220,24 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
 
 def _all_saved(graph: TaskGraph) -> tuple[Activation, ...]:
     if _ALL_SAVED not in graph.kept:
-        each = (_saved(graph, b) for b in range(len(graph.blocks)))
+        each = (_saved(graph, b, written) for b, written in enumerate(_last_forward_writes(graph)))
         graph.kept[_ALL_SAVED] = tuple(activation for activation in each if activation is not None)
     saved: tuple[Activation, ...] = graph.kept[_ALL_SAVED]
     return saved
 
 
-def _saved(graph: TaskGraph, b: int) -> Activation | None:
+def _last_forward_writes(graph: TaskGraph) -> list[int]:
+    """For each block the last forward kernel that writes it, -1 for none."""
+    last = [-1] * len(graph.blocks)
+    for k, (writes, forward) in enumerate(zip(graph.writes, graph.is_forward, strict=True)):
+        if forward:
+            for b in writes:
+                last[b] = k
+    return last
+
+
+def _saved(graph: TaskGraph, b: int, written: int) -> Activation | None:
+    """What is saved of a block; written: the last forward kernel that writes it."""
     block, birth = graph.blocks[b], graph.births[b]
     if block.persistent or block.host_write is not None or block.kind in _NO_ACTIVATIONS or birth is None:
         return None
@@ -238,6 +249,5 @@ def _saved(graph: TaskGraph, b: int) -> Activation | None:
     before = graph.next_use(b, after)
     if before is None:
         return None
-    written = next(k for k in reversed(forward) if b in graph.writes[k])
     step = graph.layers.steps[graph.layers.step_of[after]]
     return Activation(b, after, before, max(step.first, written + 1) if written < after else None)

@@ -123,20 +123,22 @@ class _Scheduling:
     def _kernel(self, k: int) -> None:
         state, births = self.state, self.births[k]
         touched = self.graph.reads[k] + self.graph.writes[k]
-        if missing := [b for b in touched if state[b] is _State.DROPPED]:
-            self._recompute_all(missing, k)
+        offloaded, dropped = _State.OFFLOADED, _State.DROPPED
+        away = [b for b in touched if state[b] is offloaded or state[b] is dropped]
+        if away:
+            self._recompute_all(away, k)
         step = ScheduledLaunch(k, k, takes=tuple(births))
         for b in births:
             state[b] = _State.RESIDENT
-        for b in touched:
-            if state[b] is _State.OFFLOADED:
+        for b in away:
+            if state[b] is offloaded:
                 self._fetch(b, step)
-        deaths, dropped = self.deaths[k], self.dropped.get(k, ())
-        step.gives = tuple(dict.fromkeys((*deaths, *dropped)))
+        deaths, leaving = self.deaths[k], self.dropped.get(k, ())
+        step.gives = tuple(dict.fromkeys((*deaths, *leaving)))
         for b in deaths:
             state[b] = _State.RELEASED
-        for b in dropped:
-            state[b] = _State.DROPPED
+        for b in leaving:
+            state[b] = dropped
         for swap in self.leaving.get(k, ()):
             state[swap.block] = _State.OFFLOADED
             self.swap_of[swap.block] = swap
@@ -149,7 +151,7 @@ class _Scheduling:
         self.state[b] = _State.RESIDENT
 
     def _recompute_all(self, targets: Iterable[int], k: int) -> None:
-        """Recompute the targets and their missing ancestors, and release blocks that only they needed."""
+        """Recompute dropped targets and their missing ancestors, and release blocks that only they needed."""
         temporary: dict[int, int] = {}
         for b in targets:
             if self.state[b] is _State.DROPPED:
