@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
@@ -54,22 +55,22 @@ def layers_of(trace: Trace) -> Layers:
     names = tuple(dict.fromkeys(tags))
     number = {name: index for index, name in enumerate(names)}
     of_kernel = tuple(number[tag] for tag in tags)
-    convolution = [False] * len(names)
-    for layer, kernel in zip(of_kernel, trace.kernels, strict=True):
-        convolution[layer] = convolution[layer] or op_class(kernel.op) is OpClass.CONVOLUTION
+    ops = zip(of_kernel, [op_class(kernel.op) for kernel in trace.kernels], strict=True)
+    convolving = {layer for layer, kind in ops if kind is OpClass.CONVOLUTION}
+    convolution = tuple([layer in convolving for layer in range(len(names))])
     steps = _steps(trace.kernels, of_kernel)
-    step_of = tuple(index for index, step in enumerate(steps) for _ in range(step.first, step.stop))
-    return Layers(names, of_kernel, steps, step_of, tuple(convolution), derived)
+    step_of = tuple([index for index, step in enumerate(steps) for _ in range(step.first, step.stop)])
+    return Layers(names, of_kernel, steps, step_of, convolution, derived)
 
 
 def _steps(kernels: Sequence[Kernel], of_kernel: tuple[int, ...]) -> tuple[LayerStep, ...]:
     steps: list[LayerStep] = []
     first = 0
-    for k in range(1, len(of_kernel) + 1):
-        same = k < len(of_kernel) and (of_kernel[k] == of_kernel[first] and kernels[k].phase == kernels[first].phase)
-        if not same:
-            steps.append(LayerStep(first, k, of_kernel[first], kernels[first].phase))
-            first = k
+    phases = [kernel.phase for kernel in kernels]
+    for (layer, phase), run in groupby(zip(of_kernel, phases, strict=True)):
+        stop = first + sum(1 for _ in run)
+        steps.append(LayerStep(first, stop, layer, phase))
+        first = stop
     return tuple(steps)
 
 
@@ -90,21 +91,18 @@ def _derive(trace: Trace) -> list[str]:
     # Blocks that have a value: the persistent ones have it from the start.
     written = {block.id for block in trace.blocks if block.persistent}
     for k, kernel in enumerate(trace.kernels):
-        new = [name for name in kernel.writes if name not in written]
-        written.update(kernel.writes)
-        if kernel.phase is Phase.OPTIMIZER:
-            tags.append("(optimizer)")
-            continue
-        kind = op_class(kernel.op)
-        if kernel.phase is Phase.FORWARD:
-            if not current or any(last_use[name] > k for name in new):
+        phase = kernel.phase
+        if phase is Phase.FORWARD:
+            if not current or any(last_use[name] > k for name in kernel.writes if name not in written):
                 current = f"{len(order) + 1:03d}-{_short(kernel.op)}"
                 order[current] = len(order)
+            pair = current, op_class(kernel.op)
             for name in kernel.reads + kernel.writes:
-                touched[name].add((current, kind))
-        else:
-            current = _saved_by(kernel, kind, touched, order) or current or "(backward)"
-        tags.append(current)
+                touched[name].add(pair)
+        elif phase is Phase.BACKWARD:
+            current = _saved_by(kernel, op_class(kernel.op), touched, order) or current or "(backward)"
+        written.update(kernel.writes)
+        tags.append("(optimizer)" if phase is Phase.OPTIMIZER else current)
     return tags
 
 

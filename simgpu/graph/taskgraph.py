@@ -118,37 +118,29 @@ class TaskGraph:
     @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
+        from simgpu.graph.versions import Versions
+
         number = {block.id: index for index, block in enumerate(trace.blocks)}
         # Programs number streams from 0, whatever their numbers in the recording.
         streams = {
             recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))
         }
-        version = [0] * len(number)
-        uses: list[list[int]] = [[] for _ in number]
-        reads, writes, read_versions, write_versions = [], [], [], []
-        for k, kernel in enumerate(trace.kernels):
-            kernel_reads = tuple(map(number.__getitem__, kernel.reads))
-            kernel_writes = tuple(map(number.__getitem__, kernel.writes))
-            read_versions.append(tuple(map(version.__getitem__, kernel_reads)))
-            for b in kernel_writes:
-                version[b] += 1
-            write_versions.append(tuple(map(version.__getitem__, kernel_writes)))
-            for b in dict.fromkeys(kernel_reads + kernel_writes):
-                uses[b].append(k)
-            reads.append(kernel_reads)
-            writes.append(kernel_writes)
+        reads = [tuple(map(number.__getitem__, kernel.reads)) for kernel in trace.kernels]
+        writes = [tuple(map(number.__getitem__, kernel.writes)) for kernel in trace.kernels]
+        versions = Versions.of(reads, writes, len(number))
+        sizes = tuple([block.bytes for block in trace.blocks])
         return cls(
             trace=trace,
-            durations=tuple(kernel.duration_ns for kernel in trace.kernels),
-            sizes=tuple(block.bytes for block in trace.blocks),
-            copy_sizes=tuple(block.bytes for block in trace.blocks),
-            streams=tuple(streams[kernel.stream] for kernel in trace.kernels),
+            durations=tuple([kernel.duration_ns for kernel in trace.kernels]),
+            sizes=sizes,
+            copy_sizes=sizes,
+            streams=tuple([streams[kernel.stream] for kernel in trace.kernels]),
             reads=tuple(reads),
             writes=tuple(writes),
-            read_versions=tuple(read_versions),
-            write_versions=tuple(write_versions),
-            uses=tuple(map(tuple, uses)),
-            last_version=tuple(version),
+            read_versions=versions.read,
+            write_versions=versions.written,
+            uses=versions.uses,
+            last_version=versions.last,
             rounds=(Round(0, len(trace.kernels), 1),),
         )
 

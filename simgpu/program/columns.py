@@ -234,8 +234,8 @@ class ColumnWriter:
     def _events(self, rows: SmallInts) -> tuple[int, ...]:
         """Number the events from 0; each is signalled at one place, and may be awaited at many."""
         signals, waits = np.flatnonzero(rows[:, 0] == SIGNAL), np.flatnonzero(rows[:, 0] == AWAIT)
-        events = np.unique(rows[signals, 1])
-        self._must(len(events) == len(signals) and bool((rows[waits, 2] >= 0).all()))
+        events = np.sort(rows[signals, 1])
+        self._must(bool((events[1:] != events[:-1]).all() and (rows[waits, 2] >= 0).all()))
         rows[signals, 1] = np.searchsorted(events, rows[signals, 1])
         number = np.searchsorted(events, rows[waits, 1])
         self._must(bool((number < len(events)).all() and (events[number] == rows[waits, 1]).all()))

@@ -65,11 +65,11 @@ class _Walk:
 
     def keeps_rules(self, writes: Sequence[tuple[list[int], list[int]]]) -> bool:
         """Walk as `simgpu.program.verify.ProgramWalk.run` does."""
-        persistent = np.array([block.persistent for block in self.graph.blocks], dtype=np.bool_)
+        of_blocks = self.graph.blocks
         for m, blocks in self.holdings:
             if self.blocks[m, blocks, 0].any() or len(set(blocks.tolist())) < len(blocks):
                 return False
-            if not persistent[blocks].all():
+            if not all(of_blocks[b].persistent for b in blocks.tolist()):
                 return False
             self.blocks[m, blocks, 0], self.blocks[m, blocks, 1] = 1, 0
         kernels, accesses = _accesses(self.graph, self.columns)
@@ -150,7 +150,7 @@ def _accesses(graph: TaskGraph, columns: Columns) -> tuple[Ints, Ints]:
     if ("accesses",) not in graph.kept:
         graph.kept["accesses",] = _first_accesses(graph)
     kernels, accesses = graph.kept["accesses",]
-    again = np.unique(columns.rows[columns.rows[:, 0] == RELAUNCH, 1]).tolist()
+    again = sorted(set(columns.rows[np.flatnonzero(columns.rows[:, 0] == RELAUNCH), 1].tolist()))
     if not again:
         return kernels, accesses
     kernels, ancestry = kernels.copy(), Ancestry.of(graph)
@@ -170,14 +170,11 @@ def _accesses(graph: TaskGraph, columns: Columns) -> tuple[Ints, Ints]:
 def _first_accesses(graph: TaskGraph) -> tuple[Ints, Ints]:
     """The same for kernels that run for the first time."""
     kernels = np.zeros((len(graph.kernels), 9), dtype=np.int64)
-    at = 0
-    blocks, versions = [], []
-    ways = ((graph.reads, graph.read_versions), (graph.writes, graph.write_versions))
-    for column, (of, by_version) in zip((0, 2), ways, strict=True):
-        counts = np.fromiter(map(len, of), dtype=np.int64, count=len(of))
-        kernels[:, column + 1] = at + np.cumsum(counts)
-        kernels[:, column] = kernels[:, column + 1] - counts
-        at += int(counts.sum())
-        blocks += list(chain.from_iterable(of))
-        versions += list(chain.from_iterable(by_version))
-    return kernels, np.stack([np.array(each, dtype=np.int64) for each in (blocks, versions, [0] * at)], axis=1)
+    lists = (*graph.reads, *graph.writes)
+    counts = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+    ends = np.cumsum(counts).reshape(2, -1)
+    kernels[:, [1, 3]], kernels[:, [0, 2]] = ends.T, (ends - counts.reshape(2, -1)).T
+    accesses = np.zeros((int(counts.sum()), 3), dtype=np.int64)
+    for column, each in enumerate((lists, (*graph.read_versions, *graph.write_versions))):
+        accesses[:, column] = np.fromiter(chain.from_iterable(each), dtype=np.int64, count=len(accesses))
+    return kernels, accesses

@@ -17,7 +17,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Container
 from functools import cached_property
+from itertools import chain
 from operator import add
+
+import numpy as np
 
 from simgpu.compiling import is_ready
 from simgpu.errors import OutOfMemoryError, ProgramError
@@ -135,6 +138,11 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
 
     excluded: kernels that do not run on a GPU.
     """
+    key = "most bytes of a kernel", alignment
+    if key not in graph.kept:
+        graph.kept[key] = _most_bytes(graph, alignment)
+    if graph.kept[key] <= capacity:
+        return
     key = "bytes of kernels", alignment
     if key not in graph.kept:
         sizes = [aligned(size, alignment) for size in graph.sizes]
@@ -147,6 +155,18 @@ def check_kernels_fit(graph: TaskGraph, capacity: int, alignment: int = 1, exclu
             holders = sorted(((graph.blocks[b].id, sizes[b]) for b in blocks), key=lambda h: (-h[1], h[0]))
             waiting = f"kernel {kernel.id} ({kernel.op}) alone"
             raise OutOfMemoryError(waiting, "device", need, capacity, capacity, capacity, 0, tuple(holders), kernel.id)
+
+
+def _most_bytes(graph: TaskGraph, alignment: int) -> float:
+    """No kernel's blocks have more bytes together; a block that it reads and writes counts twice."""
+    sizes = np.array(graph.sizes, dtype=np.float64) + alignment
+    total = np.zeros(len(graph.reads))
+    for lists in (graph.reads, graph.writes):
+        kernels = np.repeat(np.arange(len(lists)), list(map(len, lists)))
+        blocks = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=len(kernels))
+        total += np.bincount(kernels, weights=sizes[blocks], minlength=len(lists))
+    # Sums of floating-point numbers may be a little low.
+    return float(total.max(initial=0.0)) * 1.000001
 
 
 #: For each segment the number of writes to each block before it and in it, in the trace's order of kernels.
