@@ -133,7 +133,7 @@ def _swaps(graph: TaskGraph, *, convolutions_only: bool) -> tuple[Swap, ...]:
 
 def _last_forward_reader(graph: TaskGraph, b: int) -> int | None:
     """The last forward kernel that uses a block; None if the block gets its value only in that kernel's layer step."""
-    forward = [k for k in graph.uses[b] if graph.kernels[k].phase is Phase.FORWARD]
+    forward = [k for k in graph.uses[b] if graph.is_forward[k]]
     if not forward:
         return None
     step = graph.layers.steps[graph.layers.step_of[forward[-1]]]

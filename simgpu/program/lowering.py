@@ -217,10 +217,13 @@ class LayerSteps(Kernels):
         self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
         self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
         self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
+        self.encoded_after: defaultdict[int, list[int]] = defaultdict(list)
         for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
             self.copied_out_after[self._step(swap.after).first].append(swap)
             self.fetched[self._step(swap.fetch_with).first].append(swap)
             self.awaited[self._step(swap.before).first].append(swap)
+            if swap.encoded_by_gpu:
+                self.encoded_after[swap.after].append(swap.block)
 
     def _step(self, k: int) -> LayerStep:
         return self.steps[self.step_of[k]]
@@ -230,28 +233,32 @@ class LayerSteps(Kernels):
 
         Before the step's first kernel, the GPU decodes the blocks that the step needs and encodes those it offloads.
         """
-        writer, step = self.writer, self._step(k)
-        code = self.begin(k)
-        outs, ins = self.copied_out_after.get(step.first, ()), self.fetched.get(step.first, ())
+        code, step = self.begin(k), self._step(k)
         if k == step.first:
-            for swap in self.awaited.get(k, ()):
-                writer.decode(swap)
-            if outs or ins:
-                self._begin_step(outs, ins)
+            self._begin_step(k)
         self.launch(code, k, self.births[k])
-        encoded = [swap.block for swap in outs if swap.encoded_by_gpu and swap.after == k]
+        encoded = self.encoded_after.get(k)
         if released := [*self.deaths[k], *encoded] if encoded else self.deaths[k]:
             code.release(released)
         if k + 1 == step.stop:
-            for swap in outs:
-                code.wait(writer.copied_out[swap])
-                if not swap.encoded_by_gpu:
-                    code.release((swap.block,))
-            for swap in ins:
-                code.wait(writer.copied_in[swap])
+            self._end_step(code, step.first)
 
-    def _begin_step(self, outs: Sequence[Swap], ins: Sequence[Swap]) -> None:
+    def _end_step(self, code: CodeWriter, first: int) -> None:
+        """Wait for the copies of the layer step that began with a kernel."""
+        for swap in self.copied_out_after.get(first, ()):
+            code.wait(self.writer.copied_out[swap])
+            if not swap.encoded_by_gpu:
+                code.release((swap.block,))
+        for swap in self.fetched.get(first, ()):
+            code.wait(self.writer.copied_in[swap])
+
+    def _begin_step(self, first: int) -> None:
         """Issue the copies of a layer step, at once or after the GPU has encoded the blocks."""
+        for swap in self.awaited.get(first, ()):
+            self.writer.decode(swap)
+        outs, ins = self.copied_out_after.get(first, ()), self.fetched.get(first, ())
+        if not outs and not ins:
+            return
         code = self.writer.code[COMPUTE]
         begun = self.writer.event()
         code.signal(begun)
