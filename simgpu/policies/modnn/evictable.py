@@ -120,7 +120,7 @@ class Evictable:
         return offloaded
 
 
-def _running(values: Ints) -> Ints:
+def _running(values: Ints | NDArray[np.bool_]) -> Ints:
     """Running sums, from 0."""
     sums: Ints = np.concatenate([[0], np.cumsum(values)])
     return sums

@@ -40,8 +40,8 @@ class DeviceMemory:
     present: blocks in device memory. unused: present blocks that were not used since they were created or fetched.
     arriving[b]: the end of a fetch that the compute stream has not waited for yet. on_host: blocks whose current value
     is on the host or being offloaded. written[b]: the end of the task that last wrote it. freed: addresses that the
-    data stream released; freed_after[b]: the point of a block's release. _copy_columns: by block, the time to copy it out
-    and the bytes of a copy.
+    data stream released; freed_after[b]: the point of a block's release. _copy_columns: by block, the time
+    to copy it out and the bytes of a copy.
     """
 
     tasks: Tasks

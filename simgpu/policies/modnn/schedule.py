@@ -136,7 +136,8 @@ class Schedule:
 
     def _delay(self, offloaded_ns: Ints) -> Ints:
         """The delay of the next task if it waits for offloads that end at these times (figure 3)."""
-        return np.maximum(0, offloaded_ns - self.compute.now)
+        delay: Ints = np.maximum(0, offloaded_ns - self.compute.now)
+        return delay
 
     def _evict(self, blocks: tuple[int, ...], index: int) -> None:
         """Free the memory of blocks for the task after `index`, which waits for the copies."""
@@ -337,7 +338,8 @@ class Schedule:
 
         def late(offloaded_ns: Ints) -> Ints:
             begin = np.maximum(offloaded_ns, max(self.data.now, self.compute.now))
-            return np.maximum(0, begin + (self.tasks.in_ns[b] - expected))
+            delay: Ints = np.maximum(0, begin + (self.tasks.in_ns[b] - expected))
+            return delay
 
         return late
 
