@@ -150,7 +150,18 @@ class Holes:
 
     def largest(self) -> int:
         """Size of the largest hole, 0 if there is none."""
+        if self._by_size is not None:
+            return max(self._largest)
         return max((max(sizes, default=0) for sizes in self._sizes), default=0)
+
+    def copy(self) -> Holes:
+        """The same holes, independent of these."""
+        copied = Holes(0)
+        copied.high_water = self.high_water
+        copied._starts, copied._sizes = [[*each] for each in self._starts], [[*each] for each in self._sizes]
+        copied._firsts, copied._largest = [*self._firsts], [*self._largest]
+        copied._by_size = None if self._by_size is None else {size: [*heap] for size, heap in self._by_size.items()}
+        return copied
 
     # --- taking ---------------------------------------------------------------------------------------------
 

@@ -247,9 +247,8 @@ def evaluate(t: Tables, s: Scratch, vector: Vectors) -> None:
     kernels, lists, maps, options = t.kernels, t.lists, t.maps, t.options
     states, pending, relaunched, line, now = s.states, s.pending, s.relaunches, s.line, s.now
     resident, host_inputs, budget = t.limits[0], t.limits[1], t.limits[2]
-    stamp = now[-1]
-    now[:] = 0
-    now[-1] = stamp
+    for column in range(now.shape[0] - 1):  # all but the stamp
+        now[column] = 0
     any_recomputed = choose(maps, options, states, vector)
     if any_recomputed:
         order_relaunches(kernels, t.blocks, maps, lists, states, pending, relaunched, s.recomputing, now)

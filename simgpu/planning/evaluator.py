@@ -1,6 +1,6 @@
 """Step time and peak memory of vectors of decisions, many at once, exact to the nanosecond and byte.
 
-The functions of `simgpu.planning.clocks` are compiled by numba; run as plain Python they are the tests' oracle.
+The functions of `simgpu.planning.clocks` are compiled by numba, or run as plain Python where there are few vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.planning import clocks, columns, relaunches
+from simgpu.planning import clocks, columns, plain, relaunches
 from simgpu.planning.columns import OVERHEAD, RESULTS
 from simgpu.planning.options import Action, Decisions, Vector
 from simgpu.planning.search.swarm import SwarmResult
@@ -144,7 +144,7 @@ class Evaluator:
         if rows.size and ((rows < 0).any() or (rows >= np.array(self.decisions.choices)).any()):
             raise ValueError("a vector has an option number that its feature map does not have")
         results = np.zeros((len(rows), len(RESULTS)), np.int64)
-        evaluate, spans = compiled_evaluate_all(), pairwise(self._cuts(len(rows)))
+        evaluate, spans = self._evaluate_all(len(rows)), pairwise(self._cuts(len(rows)))
         pieces = [
             (self.tables, own, rows[a:b], results[a:b]) for (a, b), own in zip(spans, self._scratches, strict=False)
         ]
@@ -167,8 +167,13 @@ class Evaluator:
         """The final state of each feature map: one row each, with the columns of states in `columns`."""
         results = np.zeros((1, len(RESULTS)), np.int64)
         scratch = self._scratches[0]
-        compiled_evaluate_all()(self.tables, scratch, np.array([vector], dtype=np.int8), results)
+        self._evaluate_all(1)(self.tables, scratch, np.array([vector], dtype=np.int8), results)
         return scratch.states[: len(self.decisions.maps)].copy()
+
+    def _evaluate_all(self, rows: int) -> EvaluateAll:
+        """What evaluates so many vectors fastest."""
+        loaded = compiled_evaluate_all.cache_info().currsize
+        return plain.evaluate_all if not loaded and plain.is_enough(self.tables, rows) else compiled_evaluate_all()
 
     def _cuts(self, rows: int) -> list[int]:
         """Where the rows are divided among threads."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
-from simgpu.planning import clocks
+from simgpu.planning import clocks, plain
 from simgpu.planning.columns import RESULTS
 from simgpu.planning.evaluator import DOES_NOT_FIT, Evaluator, compiled_evaluate_all
 from simgpu.planning.options import Decisions
@@ -37,12 +37,12 @@ def several(data: st.DataObject, case: Case) -> np.ndarray:
 def test_plain_python_and_compiled_code_give_equal_results(data: st.DataObject, case: Case):
     tables, vectors = case.evaluator.tables, several(data, case)
     result = []
-    for evaluate in (clocks.evaluate_all, compiled_evaluate_all()):
+    for evaluate in (clocks.evaluate_all, plain.evaluate_all, compiled_evaluate_all()):
         out = np.zeros((len(vectors), len(RESULTS)), np.int64)
         scratch = scratch_for(tables, 1000)
         evaluate(tables, scratch, vectors, out)
         result.append((out.tobytes(), scratch.states.tobytes()))
-    assert result[0] == result[1]
+    assert result[0] == result[1] == result[2]
 
 
 @many

@@ -5,25 +5,28 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.memory.addressed import AddressedPool
-from simgpu.policies.modnn.memory import DeviceMemory, Scheme
+from simgpu.policies.modnn.evictable import Scheme
+from simgpu.policies.modnn.memory import DeviceMemory
 from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
 
 
 @st.composite
 def memories(draw: st.DrawFn) -> DeviceMemory:
-    """Up to nine adjacent blocks, some released, some unused, some on the host."""
+    """Up to nine adjacent blocks, some released, some unused, some on the host; also with times beyond 64 bits."""
+    ns = draw(st.sampled_from([1, 2**59, 2**62]))
     sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=9))
     some = st.sets(st.integers(0, len(sizes) - 1))
-    out_ns = [draw(st.integers(1, 9)) for _ in sizes]
+    out_ns = {b: ns * draw(st.integers(0, 9)) for b in range(len(sizes))}
     graph = SimpleNamespace(sizes=sizes, copy_sizes=[draw(st.integers(1, size)) for size in sizes])
     tasks = cast("Tasks", cast("Any", SimpleNamespace(graph=graph, sizes=sizes, out_ns=out_ns)))
     memory = DeviceMemory(tasks, AddressedPool(sum(sizes) + draw(st.integers(0, 4))))
-    memory.written = {b: Point(draw(st.integers(0, 30)), b) for b in range(len(sizes))}
+    memory.written = {b: Point(ns * draw(st.integers(0, 30)), b) for b in range(len(sizes))}
     for b in range(len(sizes)):
         assert memory.acquire(b)
     for b in draw(some):
@@ -69,5 +72,6 @@ def test_the_scheme_has_the_lowest_delay_then_the_fewest_bytes_then_the_lowest_a
         ((*cost(memory, blocks, begin, free), address, blocks) for address, blocks in windows(memory, size, needed)),
         default=None,
     )
-    scheme = memory.scheme(size, needed, begin, lambda end: max(0, end - free))
+    known = needed.intersection(range(len(memory.tasks.sizes)))
+    scheme = memory.scheme(size, known, begin, lambda end: np.maximum(0, end - free))
     assert scheme == (None if expected is None else Scheme(expected[0], tuple(expected[3])))

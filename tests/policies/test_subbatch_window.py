@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simgpu.graph.bounds import all_at_once, lower_bound
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg
-from simgpu.policies.common.sub_batches import Counted, window_bytes
+from simgpu.policies.common.sub_batches import Counted, fastest_workspaces, window_bytes
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, Trace
 from tests.graph.test_tdfg import LAYER
@@ -63,6 +63,26 @@ def with_choices(trace: Trace, data: st.DataObject) -> Trace:
 def test_the_largest_window_equals_brute_force(counted, trace: Trace, alpha: float, alignment: int, data) -> None:
     tdfg = Tdfg.of(TaskGraph.of(with_choices(trace, data)), alignment)
     assert window_bytes(tdfg, alpha, counted) == by_brute_force(tdfg, alpha, counted)
+
+
+@given(traces(max_kernels=20), st.sampled_from([1, 64]), st.data())
+def test_the_fastest_workspaces_are_those_of_the_task_graph(trace: Trace, alignment: int, data) -> None:
+    graph = TaskGraph.of(with_choices(trace, data))
+    tdfg = Tdfg.of(graph, alignment)
+    assert fastest_workspaces(graph, alignment) == [tdfg.fastest(k).workspace for k in range(len(graph.kernels))]
+
+
+@given(traces(max_kernels=12), ALPHAS)
+@pytest.mark.parametrize("counted", ["live", "touched"])
+def test_windows_of_bytes_beyond_64_bits_are_exact(counted, trace: Trace, alpha: float) -> None:
+    factor = 2**62
+    tdfg = Tdfg.of(TaskGraph.of(trace))
+    huge = replace(
+        tdfg,
+        sizes=tuple(size * factor for size in tdfg.sizes),
+        ways=tuple(tuple(way._replace(workspace=way.workspace * factor) for way in ways) for ways in tdfg.ways),
+    )
+    assert window_bytes(huge, alpha, counted) == factor * window_bytes(tdfg, alpha, counted)
 
 
 @pytest.mark.parametrize("counted", ["live", "touched"])

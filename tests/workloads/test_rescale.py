@@ -7,6 +7,7 @@ from functools import cache
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -19,6 +20,8 @@ from simgpu.trace.folder import write_trace
 from simgpu.trace.model import AlgorithmChoice, Block, BlockKind, Kernel, Origin, Phase, SavedTensor, Trace, TraceInfo
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch
+from simgpu.workloads.rescale.kernels import Rescaler
+from simgpu.workloads.rescale.samples import sample_sides
 from simgpu.workloads.timemodel.model import WORKSPACE_LIMIT
 
 SHIPPED = ("vgg11-cifar-cpu", "resnet20-cifar-cpu")
@@ -44,6 +47,44 @@ def test_weights_keep_their_size_and_activations_grow(name: str, batch: int) -> 
         elif was.shape and was.shape[0] == 32 and was.kind in (BlockKind.INPUT, BlockKind.ACTIVATION):
             assert now.bytes * 32 == was.bytes * batch
             assert now.shape == (batch, *was.shape[1:])
+
+
+def networks() -> list[Trace]:
+    """Shipped and modelled traces, and each with some sizes, operations, durations and lists of blocks changed."""
+    traces = [simgpu.load_trace(name) for name in SHIPPED]
+    gpu = simgpu.load_node("v100").gpu
+    traces += [build_trace(name, batch=8, gpu=gpu) for name in ("resnet18", "vgg11", "densenet121")]
+    rng = Random(0)
+    for trace in traces[:]:
+        blocks = [replace(b, bytes=b.bytes * rng.choice((1, 1, 1, 2)), shape=None) for b in trace.blocks]
+        kernels = [
+            replace(
+                kernel,
+                flops=rng.choice((kernel.flops, kernel.flops, None)),
+                dram_bytes=rng.choice((kernel.dram_bytes, None)),
+                duration_ns=rng.choice((kernel.duration_ns, 1000)),
+                reads=kernel.reads if rng.random() < 0.9 else (*kernel.reads, *kernel.writes[:1]),
+            )
+            for kernel in trace.kernels
+        ]
+        traces.append(replace(trace, blocks=tuple(blocks), kernels=tuple(kernels)))
+    return traces
+
+
+def test_rescaling_equal_kernels_once_equals_rescaling_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = [at_batch(trace, batch) for trace in networks() for batch in (1, 5, 64)]
+    monkeypatch.setattr(Rescaler, "kernel", Rescaler._rescaled)
+    each = [at_batch(trace, batch) for trace in networks() for batch in (1, 5, 64)]
+    assert once == each
+
+
+def test_the_samples_of_a_trace_are_those_of_that_trace_and_cannot_be_changed() -> None:
+    one, other = chain([5], [7], [100]), chain([5, 6], [7, 8], [100, 200])
+    sides = [sample_sides(trace) for trace in (one, other, one, one)]
+    assert sides[0] == sides[2] != sides[1]
+    assert sides[3] is sides[2]
+    with pytest.raises(TypeError):
+        sides[0]["x1"] = None  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -20,24 +20,26 @@ Where the published text is open, this implementation decides:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import accumulate
+from itertools import pairwise
 from math import ceil
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.errors import InputError
 from simgpu.graph.bounds import first_reason
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import Tdfg, padded
-from simgpu.graph.transforms import transformed
+from simgpu.graph.transforms import algorithm_choices, transformed
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.base import PlanContext
 from simgpu.program.lowering import require_reads
-from simgpu.trace.model import Origin
+from simgpu.trace.model import BlockKind, Origin
 from simgpu.workloads.rescale.kernels import scaled
 from simgpu.workloads.rescale.samples import sample_sides
 
@@ -82,6 +84,8 @@ def _on_times(graph: TaskGraph, size: int) -> list[str]:
     return [f"times of sub-batches are modelled, not recorded. {how}"]
 
 
+Ints = NDArray[np.int64]
+
 #: The share of tasks that the paper uses.
 ALPHA = 0.15
 
@@ -89,9 +93,16 @@ ALPHA = 0.15
 Counted = Literal["live", "touched"]
 
 
-def fastest_workspaces(tdfg: Tdfg) -> list[int]:
-    """The workspace of each kernel's fastest algorithm, bytes."""
-    return [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
+def fastest_workspaces(graph: TaskGraph, alignment: int = 1) -> list[int]:
+    """The workspace of each kernel's fastest algorithm, bytes: as in `Tdfg.fastest`, without the rest of it."""
+    choices = algorithm_choices(graph)
+    result = []
+    for k, duration_ns in enumerate(graph.durations):
+        written = (b for b in graph.writes[k] if graph.blocks[b].kind is BlockKind.WORKSPACE)
+        own = sum(padded(graph.sizes[b], alignment) for b in written if not graph.blocks[b].persistent)
+        listed = [(each.duration_ns, padded(each.workspace_bytes, alignment)) for each in choices.get(k, ())]
+        result.append(min(((duration_ns, own), *listed))[1])
+    return result
 
 
 def window_bytes(tdfg: Tdfg, alpha: float = ALPHA, counted: Counted = "live") -> int:
@@ -103,21 +114,24 @@ def window_bytes(tdfg: Tdfg, alpha: float = ALPHA, counted: Counted = "live") ->
     >>> window_bytes(tdfg), window_bytes(tdfg, 0.4), window_bytes(tdfg, 0.5, "touched")
     (600, 700, 700)
     """
-    return Windows.of(tdfg, alpha, counted).largest(tdfg.sizes, fastest_workspaces(tdfg))
+    workspaces = [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
+    return Windows.of(tdfg, alpha, counted).largest(tdfg.sizes, workspaces)
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All windows of a graph. tasks: kernels of each layer's task; data: blocks of each; width: tasks in a window.
+    """All windows of a graph. tasks: kernels of each layer's task; width: tasks in a window.
 
-    resident: blocks that always reside. first, last: by block, the first and last task that touches it.
+    resident: blocks that always reside. blocks: blocks that tasks touch; first, last: the first and last task that
+    touches each. touched: rows of (block, first window, one past the last window): the windows that touch the block.
     """
 
     tasks: tuple[tuple[int, ...], ...]
-    data: tuple[tuple[int, ...], ...]
     resident: frozenset[int]
-    first: dict[int, int]
-    last: dict[int, int]
+    blocks: Ints
+    first: Ints
+    last: Ints
+    touched: Ints
     width: int
     counted: Counted
 
@@ -127,76 +141,72 @@ class Windows:
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha is {alpha}: give a share of the tasks over 0 and up to 1")
         tasks = tdfg.layer_tasks
-        data = tuple(tuple(dict.fromkeys(b for k in task for b in tdfg.data(k))) for task in tasks)
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for place, blocks in enumerate(data):
-            for b in blocks:
-                first.setdefault(b, place)
-                last[b] = place
+        places: dict[int, list[int]] = {}
+        for place, task in enumerate(tasks):
+            for b in dict.fromkeys(b for k in task for b in tdfg.data(k)):
+                places.setdefault(b, []).append(place)
         width = ceil(Fraction(str(alpha)) * len(tasks))
-        return cls(tasks, data, tdfg.resident, first, last, width, counted)
+        touched = []
+        for b, own in places.items():
+            for before, place in pairwise((-1, *own)):
+                # Windows up to the task, less those that touch the block already at the task before.
+                touched.append((b, max(place - width + 1, before + 1), place + 1))
+        windows = len(tasks) - width + 1
+        rows = np.array(touched, dtype=np.int64).reshape(-1, 3)
+        rows[:, 1:] = rows[:, 1:].clip(0, windows)
+        ends = np.array([(own[0], own[-1]) for own in places.values()], dtype=np.int64).reshape(-1, 2)
+        blocks, (first, last) = np.array([*places], dtype=np.int64), ends.T
+        return cls(tasks, tdfg.resident, blocks, first, last, rows, width, counted)
 
     def largest(self, sizes: Sequence[int], workspaces: Sequence[int]) -> int:
         """Bytes of the largest window with all resident blocks, for sizes by block and workspaces by kernel."""
         resident = sum(sizes[b] for b in self.resident)
         if not self.tasks:
             return resident
-        needs = self._touched(sizes) if self.counted == "touched" else self._live(sizes)
-        scratch = _largest_in_window([max(workspaces[k] for k in task) for task in self.tasks], self.width)
-        return resident + max(map(sum, zip(needs, scratch, strict=True)))
+        scratch = [max(workspaces[k] for k in task) for task in self.tasks]
+        # Python's integers are exact where sums could exceed 64 bits.
+        kind = np.int64 if sum(sizes) + max(scratch) < 2**62 else object
+        needs = self._touched(np.array(sizes, dtype=kind))
+        if self.counted == "live":
+            needs = self._live(np.array(sizes, dtype=kind), needs)
+        return resident + int((needs + _largest_in_window(np.array(scratch, dtype=kind), self.width)).max())
 
-    def _touched(self, sizes: Sequence[int]) -> list[int]:
+    def _touched(self, sizes: Ints) -> Ints:
         """The bytes of all data that each window's tasks touch."""
-        uses: Counter[int] = Counter()
-        total, totals = 0, []
-        for end, blocks in enumerate(self.data):
-            for b in blocks:
-                total += 0 if uses[b] else sizes[b]
-                uses[b] += 1
-            if end >= self.width:
-                for b in self.data[end - self.width]:
-                    uses[b] -= 1
-                    total -= 0 if uses[b] else sizes[b]
-            if end >= self.width - 1:
-                totals.append(total)
+        blocks, begins, ends = self.touched.T
+        changes = np.zeros(len(self.tasks) - self.width + 2, dtype=sizes.dtype)
+        np.add.at(changes, begins, sizes[blocks])
+        np.subtract.at(changes, ends, sizes[blocks])
+        totals: Ints = np.cumsum(changes)[:-1]
         return totals
 
-    def _live(self, sizes: Sequence[int]) -> list[int]:
+    def _live(self, sizes: Ints, touched: Ints) -> Ints:
         """The peak bytes of live data in each window.
 
         At a task, this is all data of the window but the blocks that died before it and those that are born after it.
         """
-        count, width = len(self.tasks), self.width
-        born, dead = [0] * count, [0] * count
-        for b, place in self.first.items():
-            born[place] += sizes[b]
-            dead[self.last[b]] += sizes[b]
-        born_before, dead_before = list(accumulate(born, initial=0)), list(accumulate(dead, initial=0))
-        fullest = _largest_in_window([born_before[place + 1] - dead_before[place] for place in range(count)], width)
-        return [
-            touched + dead_before[begin] - born_before[begin + width] + fullest[begin]
-            for begin, touched in enumerate(self._touched(sizes))
-        ]
+        born, dead = (np.zeros(len(self.tasks) + 1, dtype=sizes.dtype) for _ in range(2))
+        np.add.at(born, self.first + 1, sizes[self.blocks])
+        np.add.at(dead, self.last + 1, sizes[self.blocks])
+        born_before, dead_before = np.cumsum(born), np.cumsum(dead)
+        fullest = _largest_in_window(born_before[1:] - dead_before[:-1], self.width)
+        windows = len(touched)
+        live: Ints = touched + dead_before[:windows] - born_before[self.width :] + fullest
+        return live
 
 
-def _largest_in_window(values: Sequence[int], width: int) -> list[int]:
+def _largest_in_window(values: Ints, width: int) -> Ints:
     """The largest of each `width` neighbours.
 
-    >>> _largest_in_window([3, 1, 2, 5, 4], 2)
+    >>> _largest_in_window(np.array([3, 1, 2, 5, 4]), 2).tolist()
     [3, 2, 5, 5]
     """
-    candidates: deque[int] = deque()  # places whose value no later one in the window reaches
-    maxima = []
-    for end, value in enumerate(values):
-        while candidates and values[candidates[-1]] <= value:
-            candidates.pop()
-        candidates.append(end)
-        if candidates[0] == end - width:
-            candidates.popleft()
-        if end >= width - 1:
-            maxima.append(values[candidates[0]])
-    return maxima
+    reach = 1
+    while reach < width:
+        step = min(reach, width - reach)
+        values = np.maximum(values[:-step], values[step:])
+        reach += step
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +269,7 @@ class _Selection:
         self.batch_size = self.graph.trace.info.batch
         tdfg = Tdfg.of(self.graph, self.alignment)
         self.windows = Windows.of(tdfg, self.alpha, self.counted)
-        self.profiles = {self.batch_size: fastest_workspaces(tdfg)}
+        self.profiles = {self.batch_size: fastest_workspaces(self.graph, self.alignment)}
         self.growing: frozenset[int] = frozenset()
 
     def run(self) -> SubBatch:
@@ -298,7 +308,7 @@ class _Selection:
 
     def _fits(self, batch: int, profiled: int) -> bool:
         if profiled not in self.profiles:
-            self.profiles[profiled] = fastest_workspaces(Tdfg.of(self.graph.at_batch(profiled), self.alignment))
+            self.profiles[profiled] = fastest_workspaces(self.graph.at_batch(profiled), self.alignment)
         return self.windows.largest(self._sizes(batch), self.profiles[profiled]) <= self.budget
 
     def _sizes(self, batch: int) -> Sequence[int]:

@@ -5,24 +5,20 @@ Addresses come from the pool that the machine uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simgpu.memory.addressed import AddressedPool, AddressRange
+import numpy as np
+
+from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import Request
+from simgpu.policies.modnn.evictable import HOLE, SAFE, Delay, Evictable, Ints, Scheme
 from simgpu.policies.modnn.streams import Point
 from simgpu.policies.modnn.tasks import Tasks
 
 #: The workspace's number in the pool.
 WORKSPACE = -1
-
-
-class Scheme(NamedTuple):
-    """Contiguous blocks to offload or free, in address order, and the resulting delay (ns)."""
-
-    delay: int
-    blocks: tuple[int, ...]
 
 
 #: The scheme where memory is already available.
@@ -44,7 +40,8 @@ class DeviceMemory:
     present: blocks in device memory. unused: present blocks that were not used since they were created or fetched.
     arriving[b]: the end of a fetch that the compute stream has not waited for yet. on_host: blocks whose current value
     is on the host or being offloaded. written[b]: the end of the task that last wrote it. freed: addresses that the
-    data stream released; freed_after[b]: the point of a block's release.
+    data stream released; freed_after[b]: the point of a block's release. _copy_columns: by block, the time
+    to copy it out and the bytes of a copy.
     """
 
     tasks: Tasks
@@ -57,6 +54,15 @@ class DeviceMemory:
     freed: list[Freed] = field(default_factory=list)
     freed_after: dict[int, Point] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
+    _copy_columns: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        out_ns, copy_sizes = self.tasks.out_ns, self.tasks.graph.copy_sizes
+        blocks = range(len(self.tasks.sizes))
+        # The last two columns are for the workspace and for holes.
+        rows = [[*(out_ns.get(b, 0) for b in blocks), 0, 0], [*(copy_sizes[b] for b in blocks), 0, 0]]
+        # Python's integers are exact where sums could exceed 64 bits.
+        self._copy_columns = np.array(rows, dtype=np.int64 if 2 * sum(map(sum, rows)) < SAFE else object)
 
     def request(self, b: int) -> Request:
         """The pool's request for a data block."""
@@ -101,29 +107,19 @@ class DeviceMemory:
         """When the data stream has released all of these addresses, nanoseconds."""
         return max((point.time for point in self.freed_in(start, stop)), default=0)
 
-    def on_trial(self, workspace: Request, evicted: Iterable[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
+    def on_trial(self, workspace: Request, evicted: Collection[int], blocks: Iterable[int]) -> tuple[int, list[int]]:
         """Place a workspace as if some blocks were evicted: when its addresses are free, and the blocks that then fail.
 
-        blocks: the blocks to place with it, in order. The memory is unchanged afterwards.
+        blocks: the blocks to place with it, in order. The memory does not change.
         """
-        graph = self.tasks.graph
-        evicted_requests = [self.pool.prepare([b], [graph.sizes[b]], [self.offset(b)]) for b in evicted]
-        for request in evicted_requests:
-            self.pool.release(request)
-        if not self.pool.acquire(workspace):
+        holes, sizes = self.pool.holes.copy(), self.tasks.sizes
+        holes.free_all([(b, sizes[b]) for b in evicted], {b: self.offset(b) for b in evicted})
+        size = workspace[1]
+        start = holes.take(size) if size else 0
+        if start is None:
             raise AssertionError("a workspace is only tried where it fits")
-        start = self.pool.address(WORKSPACE) or 0
-        placed, failed = [workspace], []
-        for b in blocks:
-            if self.pool.acquire(self.request(b)):
-                placed.append(self.request(b))
-            else:
-                failed.append(b)
-        for request in placed:
-            self.pool.release(request)
-        for request in evicted_requests:
-            self.pool.acquire(request)
-        return self.free_at(start, start + workspace[1]), failed
+        failed = [b for b in blocks if sizes[b] and holes.take(sizes[b]) is None]
+        return self.free_at(start, start + size), failed
 
     def offloaded_at(self, blocks: Iterable[int], begin: int) -> int:
         """When a data stream that is free at `begin` has offloaded these blocks, 0 if the host already has them.
@@ -136,63 +132,32 @@ class DeviceMemory:
                 end = max(end or begin, self.written[b].time) + self.tasks.out_ns[b]
         return end
 
-    def scheme(
-        self,
-        size: int,
-        needed: Collection[int],
-        begin: int,
-        delay: Callable[[int], int],
-        segments: Sequence[AddressRange] = (),
-    ) -> Scheme | None:
+    def scheme(self, size: int, needed: Collection[int], begin: int, delay: Delay) -> Scheme | None:
         """The offloading scheme with the lowest delay that frees `size` contiguous bytes; None where there is none.
 
-        From each node of the list upwards, neighbouring segments are added until they are large enough (figure 6). A
-        block that was not used since it was created or fetched stays, and so do the needed ones. Of schemes with equal
-        delay the one that copies the fewest bytes is chosen, then the one at the lowest address. begin: when the data
-        stream is free; delay: the cost of offloads that end at a time. segments: those of the pool, if already listed.
+        delay: the cost of offloads that end at these times; the others as in `evictable`.
         """
-        segments = segments or list(self.pool.segments())
-        staying = self.unused.union(needed)
-        run: list[AddressRange] = []
-        best: tuple[tuple[int, int, int], Scheme] | None = None
-        for segment in (*segments, None):
-            if segment and (segment.block is None or (segment.block in self.present and segment.block not in staying)):
-                run.append(segment)
-            elif run:
-                window = self._best_window(run, size, begin, delay)
-                if window is not None and (best is None or window[0] < best[0]):
-                    best = window
-                run = []
-        return None if best is None else best[1]
+        return self.evictable(needed, begin).scheme(size, delay)
 
-    def _best_window(
-        self, run: Sequence[AddressRange], size: int, begin: int, delay: Callable[[int], int]
-    ) -> tuple[tuple[int, int, int], Scheme] | None:
-        """The best scheme among neighbours that may all be evicted, and its sort key.
+    def evictable(self, needed: Collection[int], begin: int) -> Evictable:
+        """The table of what may be evicted now. begin: when the data stream is free.
 
-        With running sums a window's cost is a difference, except where a copy would have to wait.
+        A block that was not used since it was created or fetched stays, and so do the needed ones.
         """
-        copied, copy_bytes, late = [0], [0], [0]
-        copy_sizes = self.tasks.graph.copy_sizes
-        for _, _, b in run:
-            lacking = b is not None and b not in self.on_host
-            copied.append(copied[-1] + (self.tasks.out_ns[b] if b is not None and lacking else 0))
-            copy_bytes.append(copy_bytes[-1] + (0 if b is None else copy_sizes[b] * (2 if lacking else 1)))
-            late.append(late[-1] + (b is not None and lacking and self.written[b].time > begin))
-        best: tuple[tuple[int, int, int], Scheme] | None = None
-        total, stop = 0, 0
-        for first, start in enumerate(run):
-            while stop < len(run) and total < size:
-                total += run[stop].size
-                stop += 1
-            if total < size:
-                break
-            end = begin + copied[stop] - copied[first] if copied[stop] > copied[first] else 0
-            if late[stop] > late[first]:
-                end = self.offloaded_at((b for _, _, b in run[first:stop] if b is not None), begin)
-            key = (delay(end), copy_bytes[stop] - copy_bytes[first], start.start)
-            if best is None or key < best[0]:
-                blocks = tuple(b for _, _, b in run[first:stop] if b is not None)
-                best = key, Scheme(key[0], blocks)
-            total -= start.size
-        return best
+        holes, addresses = dict(self.pool.holes), self.pool.addresses
+        starts = np.array([*holes, *addresses.values()], dtype=np.int64)
+        blocks = np.array([*([HOLE] * len(holes)), *addresses], dtype=np.int64)
+        order = np.argsort(starts)
+        starts, blocks = starts[order], blocks[order]
+        # By block; the last two entries are for the workspace and for holes.
+        stays = np.ones(len(self.tasks.sizes) + 2, dtype=bool)
+        stays[[*self.present, HOLE]] = False
+        stays[[*self.unused, *needed]] = True
+        lacking = ~stays
+        lacking[[*self.on_host, HOLE]] = False
+        lacks = lacking[blocks]
+        writes = [self.written[b].time if lack else 0 for b, lack in zip(blocks.tolist(), lacks.tolist(), strict=True)]
+        assert self.pool.capacity is not None, "moDNN plans for a budget"
+        return Evictable.of(
+            starts, self.pool.capacity, blocks, stays[blocks], lacks, begin, writes, self._copy_columns[:, blocks]
+        )

@@ -8,6 +8,7 @@ from itertools import accumulate, count
 from typing import Literal
 
 from simgpu.errors import OutOfMemoryError
+from simgpu.garbage import no_collection
 from simgpu.graph.bounds import check_bound
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
@@ -66,6 +67,7 @@ class Modnn(Policy):
         """The program of all rounds. Raises `OutOfMemoryError` for a budget below the bound of equation 7."""
         return self.planned(context).program
 
+    @no_collection()
     def planned(self, context: PlanContext) -> Plan:
         """The program and the schedules that it follows."""
         require_one_stream(context.graph, self.name)

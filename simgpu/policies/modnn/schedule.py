@@ -22,14 +22,17 @@ Where the paper is open, this implementation decides:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
 from simgpu.errors import OutOfMemoryError
-from simgpu.memory.addressed import AddressedPool, AddressRange
+from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.pool import Request
+from simgpu.policies.modnn.evictable import Delay, Evictable, Ints
 from simgpu.policies.modnn.memory import NOTHING, WORKSPACE, DeviceMemory, Freed
 from simgpu.policies.modnn.streams import AcquireWorkspace, Point, ReleaseWorkspace, StreamClock
 from simgpu.policies.modnn.tasks import AS_RECORDED, Task, Tasks
@@ -131,9 +134,10 @@ class Schedule:
     def _has_space(self, request: Request) -> bool:
         return request[1] == 0 or self.pool.largest_hole >= request[1]
 
-    def _delay(self, offloaded_ns: int) -> int:
-        """The delay of the next task if it waits for offloads that end at that time (figure 3)."""
-        return max(0, offloaded_ns - self.compute.now)
+    def _delay(self, offloaded_ns: Ints) -> Ints:
+        """The delay of the next task if it waits for offloads that end at these times (figure 3)."""
+        delay: Ints = np.maximum(0, offloaded_ns - self.compute.now)
+        return delay
 
     def _evict(self, blocks: tuple[int, ...], index: int) -> None:
         """Free the memory of blocks for the task after `index`, which waits for the copies."""
@@ -253,13 +257,13 @@ class Schedule:
         pending = self._next_prefetch(index)
         missing = pending[1] if pending and should_start(self.tasks, index, *pending) else ()
         candidates = []
-        segments: list[AddressRange] = []
+        evictable: Evictable | None = None
         for choice in choices:
             request = self.pool.prepare([WORKSPACE], [choice.workspace_bytes])
             scheme = NOTHING
             if not self._has_space(request):
-                segments = segments or list(self.pool.segments())
-                scheme = self.memory.scheme(request[1], task.touched, self.data.now, self._delay, segments)
+                evictable = evictable or self.memory.evictable(task.touched, self.data.now)
+                scheme = evictable.scheme(request[1], self._delay)
             if scheme is not None:
                 free_at, delayed = self.memory.on_trial(request, scheme.blocks, missing)
                 delay = max(scheme.delay, free_at - self.compute.now)
@@ -329,12 +333,13 @@ class Schedule:
         self.offloaded.discard(b)
         return True
 
-    def _lateness(self, b: int, expected: int) -> Callable[[int], int]:
-        """The delay of a fetch by the time at which the offloads before it end."""
+    def _lateness(self, b: int, expected: int) -> Delay:
+        """The delay of a fetch by the times at which the offloads before it end."""
 
-        def late(offloaded_ns: int) -> int:
-            begin = max(offloaded_ns, self.data.now, self.compute.now)
-            return max(0, begin + self.tasks.in_ns[b] - expected)
+        def late(offloaded_ns: Ints) -> Ints:
+            begin = np.maximum(offloaded_ns, max(self.data.now, self.compute.now))
+            delay: Ints = np.maximum(0, begin + (self.tasks.in_ns[b] - expected))
+            return delay
 
         return late
 

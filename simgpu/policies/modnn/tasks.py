@@ -77,7 +77,7 @@ def resident_blocks(graph: TaskGraph) -> tuple[int, ...]:
 
 def tasks_of(graph: TaskGraph, part: Round, link: LinkSpec, alignment: int) -> Tasks:
     """The tasks of one round of a split graph. Raises `InputError` for a block that outlives its round."""
-    choices = algorithm_choices(graph)
+    choices = {k: listed for k, listed in algorithm_choices(graph).items() if part.first <= k < part.stop}
     excluded = set(resident_blocks(graph)).union(*(workspaces_of(graph, k) for k in choices))
     uses: dict[int, list[int]] = {}
     for k in range(part.first, part.stop):

@@ -5,7 +5,7 @@ Each is the recorded value, scaled by the ratio of the modelled values at the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
@@ -46,6 +46,7 @@ class Rescaler:
     prices: Prices
     unknown: set[str] = field(default_factory=set)
     without_blocks: set[str] = field(default_factory=set)
+    _results: dict[Hashable, Rescaled] = field(default_factory=dict)
 
     @cached_property
     def sides(self) -> Sides:
@@ -82,7 +83,29 @@ class Rescaler:
         return self._in_proportion(block.bytes) if block.id in self.sides else block.bytes
 
     def kernel(self, kernel: Kernel) -> Rescaled:
-        """The kernel at the new batch."""
+        """The kernel at the new batch; networks repeat their layers, so equal kernels are rescaled once."""
+        if kernel.id in self._choices or kind_of(kernel.op) in _PRODUCTS:
+            return self._rescaled(kernel)
+        likeness = self._likeness(kernel)
+        result = self._results.get(likeness)
+        if result is None:
+            result = self._rescaled(kernel)
+            if kernel.id not in self.unknown and kernel.id not in self.without_blocks:
+                self._results[likeness] = result
+        return result
+
+    def _likeness(self, kernel: Kernel) -> Hashable:
+        """All that the result depends on, for a kernel without products and choices of algorithms."""
+        sides, blocks = self.sides, self._blocks
+        read = [(each.kind, each.bytes, each.dtype, each.id in sides) for each in map(blocks.__getitem__, kernel.reads)]
+        written = [
+            (each.kind, each.bytes, each.dtype, each.id in sides, each.id in kernel.reads)
+            for each in self._written(kernel)
+        ]
+        numbers = kernel.duration_ns, kernel.flops, kernel.dram_bytes
+        return kernel.op, kernel.phase, numbers, tuple(read), tuple(written)
+
+    def _rescaled(self, kernel: Kernel) -> Rescaled:
         choices = self._choices.get(kernel.id, [])
         workspace = sum(block.bytes for block in self._written(kernel) if block.kind is BlockKind.WORKSPACE)
         if not self._grows(kernel):

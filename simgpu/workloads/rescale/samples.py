@@ -19,10 +19,12 @@ samples if the batch divides its bytes, unless the optimizer reads it or a reduc
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from types import MappingProxyType
 
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 from simgpu.workloads.timemodel.kinds import kind_of
@@ -38,6 +40,9 @@ _WIDEST = 8
 #: The sample dimension of each block that holds samples; None if its shape is unknown.
 Sides = Mapping[str, int | None]
 
+#: The trace that was last followed, and its result: a search rescales one trace to many batches.
+_LAST: dict[str, tuple[weakref.ref[Trace], Sides]] = {}
+
 
 def sample_sides(trace: Trace) -> Sides:
     """The blocks that hold samples, with their sample dimension.
@@ -46,7 +51,10 @@ def sample_sides(trace: Trace) -> Sides:
     >>> list(sample_sides(chain([5], [10], [100])))[:1]
     ['x1']
     """
-    return _Flow(trace).run()
+    last = _LAST.get("trace")
+    if last is None or last[0]() is not trace:
+        last = _LAST["trace"] = weakref.ref(trace), MappingProxyType(_Flow(trace).run())
+    return last[1]
 
 
 @dataclass
@@ -69,7 +77,7 @@ class _Flow:
             for name in kernel.writes:
                 self.producers.setdefault(name, kernel)
 
-    def run(self) -> Sides:
+    def run(self) -> dict[str, int | None]:
         """Passes over the kernels until nothing more is found; later uses identify blocks produced without inputs."""
         self._begin()
         found = -1
