@@ -26,6 +26,8 @@ def is_in_order(kernels: Sequence[Kernel], blocks: Sequence[Block], position: Ma
     """Whether every block has a value before it is read, and is used, written by the host and released in an order that
     can be. False also where that is not certain. position: of kernels by id."""
     number = dict(zip(_column(blocks, "id"), range(len(blocks)), strict=True))
+    if len(number) < len(blocks):  # two blocks with one id
+        return False
     try:
         reads, readers = _accesses(kernels, "reads", number)
         writes, writers = _accesses(kernels, "writes", number)

@@ -17,6 +17,8 @@ def traces(draw: st.DrawFn) -> Trace:
     """A few kernels and blocks whose order may be wrong in any way; most blocks have no mistake."""
     ids = [f"k{k}" for k in range(draw(st.integers(0, 4)))]
     names = [f"b{b}" for b in range(draw(st.integers(0, 4)))]
+    if names and draw(st.integers(0, 9)) == 0:
+        names[-1] = names[0]  # an id twice
     named = st.lists(
         st.sampled_from([*names, "unknown"] if draw(st.integers(0, 9)) == 0 else names or [""]), unique=True
     )
