@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from simgpu.cli.signals import ENDED_BY_SIGNAL, unwinding
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, ProgramError, did_you_mean
+from simgpu.garbage import no_collection
 
 BAD_INPUT = 2
 OUT_OF_MEMORY = 3
@@ -73,7 +74,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self.lazy:
             return None
         module, _, attribute = self.lazy[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        with no_collection():  # modules stay
+            command: click.Command = getattr(import_module(module), attribute)
         return command
 
     def resolve_command(

@@ -16,6 +16,7 @@ from simgpu.analysis.power import measure_power, power_curve
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.compression.buddy.drift import moments_of
 from simgpu.errors import InputError
+from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import WorkDone, missing_work, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
@@ -171,7 +172,8 @@ class Result:
 
         Raises `InputError` for the power if it is not known.
         """
-        from simgpu.analysis.plots import plot_memory, plot_power, plot_run, plot_timeline
+        with no_collection():  # modules stay; matplotlib has many
+            from simgpu.analysis.plots import plot_memory, plot_power, plot_run, plot_timeline
 
         title = f"{self.title}\n{self.trace.provenance}"
         if what == "power":
