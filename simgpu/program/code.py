@@ -81,6 +81,8 @@ class Code(Sequence[Instruction]):
         offsets: dict[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.rows, self.blocks = rows, blocks
+        for array in (rows, blocks):
+            array.setflags(write=False)  # programs that passed their checks stay as they are
         self.memories, self.ways, self.offsets = memories, ways, offsets or {}
         self._read: tuple[Instruction, ...] | None = None
 

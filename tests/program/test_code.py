@@ -84,6 +84,13 @@ def test_code_is_the_same_when_it_is_written_in_small_parts(given_tuple: tuple[I
     assert in_parts == coded(given_tuple)
 
 
+def test_code_cannot_be_changed() -> None:
+    code = coded((Launch(0), Release((1,))))
+    for array in (code.rows, code.blocks):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
 class Evict(Release):
     """An instruction that nothing knows."""
 
