@@ -50,8 +50,8 @@ _EXECUTED = 10**8
 
 @dataclass(frozen=True)
 class CheckedProgram:
-    """graph: with the program's transforms applied. memories: those that the program uses, device and host first.
-    columns: the program as arrays, None if its numbers need more than 32 bits."""
+    """graph: with the program's transforms applied. memories: those that it uses, device and host first. columns: the
+    program as arrays, None if its numbers need more than 32 bits."""
 
     program: Program
     graph: TaskGraph
@@ -281,9 +281,8 @@ class _Checking:
             at_start.append("no kernel runs on a compute stream, and the time of an iteration is measured there")
         if at_start or self.mistakes:
             raise ProgramError(self._message(at_start))
-        # A program that names memories without a node is looked at one by one first.
-        columns = self._columns() if columns is None else columns
-        return CheckedProgram(self.program, self.graph, tuple(self.memories), columns)
+        # Memories that only the program names are known by now.
+        return CheckedProgram(self.program, self.graph, tuple(self.memories), columns or self._columns())
 
     def _columns(self) -> Columns | None:
         """The columns of a program whose instructions are certainly right, else None."""

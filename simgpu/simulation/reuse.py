@@ -18,9 +18,10 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.calling import planned
+from simgpu.program.budget import check_budget
 from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.instructions import Instruction, Program
-from simgpu.program.verify import check_budget, verify
+from simgpu.program.verify import verify
 from simgpu.simulation.config import RunConfig
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import SHARED

@@ -22,7 +22,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import TaskKind, Tdfg
 from simgpu.graph.transforms import with_algorithms
 from simgpu.hardware.nodes import load_node
-from simgpu.program.verify import check_kernels_fit
+from simgpu.program.budget import check_kernels_fit
 from simgpu.trace.chain import chain
 from simgpu.trace.model import AlgorithmChoice, BlockKind, Trace
 from simgpu.workloads.catalogue import build
