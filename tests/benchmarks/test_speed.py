@@ -272,5 +272,5 @@ def test_planning_is_cheap_compared_with_simulating(budget: str, report: Report)
     compiled, _ = interleaved(lambda: run(vdnn, graph, "counting", 3, "compiled"), rounds=3)
     ratio = planning / simulating
     what = f"modnn, {budget}: planning ResNet-152 over simulating it under vDNN"
-    report(what, ratio, "below 100, aim 10", ratio < 100)
+    report(what, ratio, "at most 10", ratio <= 10)
     report("  the same over simulating it compiled", planning / compiled, "", None)
