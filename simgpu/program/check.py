@@ -214,7 +214,7 @@ def _faults_of_segments(program: Program) -> Iterator[str]:
             if fault := _stream_fault(stream):
                 yield f"segment {index}: {fault}"
             elif type(code) is not tuple and type(code) is not Code:
-                yield f"segment {index}, {stream}: its instructions are {a_type(code)}, not a tuple"
+                yield f"segment {index}, {stream}: its instructions are {a_type(code)}, not a tuple or a Code"
 
 
 def _stream_fault(stream: object) -> str:

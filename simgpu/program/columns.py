@@ -148,6 +148,7 @@ class ColumnWriter:
         self._must(code.rows[:, 0].min(initial=0) >= 0)
         self._must(set(np.flatnonzero(np.bincount(code.rows[:, 0])).tolist()) <= _CODES)
         for row, offsets in code.offsets.items():
+            self._must(type(row) is int and 0 <= row < len(code))
             self._must(type(offsets) is tuple and set(map(type, offsets)) <= {int} and min(offsets, default=0) >= 0)
             kind, _, begin, end = code.rows[row].tolist()
             self._must(kind == ACQUIRE and end - begin == len(offsets))

@@ -176,6 +176,18 @@ def test_mistakes_in_numbers_are_reported_as_those_of_instructions(code, words: 
     assert words in messages[0] or words.startswith("block x2")
 
 
+def test_offsets_of_no_request_are_not_taken_for_those_of_another() -> None:
+    """They stand for nothing: the instructions are what `Code` reads as."""
+    graph = TaskGraph.of(chain([5], [7], [100]))
+    program = lower(graph, Placement())
+    code = program.segments[0].streams[COMPUTE]
+    assert isinstance(code, Code)
+    assert code[0] == Acquire((1,))
+    odd = Code(code.rows, code.blocks, code.memories, code.ways, {-len(code): (0,)})
+    checked = check_program(Program((Segment({COMPUTE: odd}),), resident=program.resident), graph)
+    assert checked.columns is None
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
