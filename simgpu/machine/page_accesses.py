@@ -17,7 +17,7 @@ from simgpu.compression.buddy.metadata_cache import Ints
 from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.memory.paged import PageAccess, PagedPool
+from simgpu.memory.paged import PageAccess, PagedPool, WholeAccess
 from simgpu.trace.model import Access, AccessOrder
 
 #: A block, whether it is written, and its recorded access pattern, None for all of it in order.
@@ -106,7 +106,7 @@ def _strided(walk: EntryAccesses, each: int) -> Ints:
     return ordered
 
 
-def page_accesses(accesses: Sequence[BlockAccess], pool: PagedPool) -> Iterator[PageAccess]:
+def page_accesses(accesses: Sequence[BlockAccess], pool: PagedPool) -> Iterator[PageAccess | WholeAccess]:
     """The page accesses of a kernel, generated on demand."""
     for b, written, walk in accesses:
         if walk is None:

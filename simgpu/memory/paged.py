@@ -9,10 +9,12 @@ so that blocks take no more memory than in a pool. A page is
 * *resident*: *dirty* with the only valid copy, or clean with a valid copy on the host;
 * *on the host* only.
 
-An access to a resident page touches its chunk. Absent pages that are accessed one after the other wait in a *batch*.
-It ends when it is full, or at the next resident page, because a kernel goes no further than the first page that it
-waits for. Then the policy's hook picks chunks to evict, one at a time, until the batch fits, and its pages are fetched.
-Chunks of the batch with resident pages are touched before that, and all of its chunks after it.
+An access to a resident page touches its chunk. Kernels access most blocks from end to end: a block that is resident
+from end to end, or gets its first value in free memory, is one unit until someone looks at its chunks. Absent pages
+that are accessed one after the other wait in a *batch*. It ends when it is full, or at the next resident page, because
+a kernel goes no further than the first page that it waits for. Then the policy's hook picks chunks to evict, one at a
+time, until the batch fits, and its pages are fetched. Chunks of the batch with resident pages are touched before that,
+and all of its chunks after it.
 """
 
 from __future__ import annotations
@@ -59,6 +61,14 @@ Reclaim = Callable[[ResidentChunks], Chunk]
 
 #: Pages of a chunk, and whether they are written.
 PageAccess = tuple[Chunk, int, bool]
+
+
+class WholeAccess(NamedTuple):
+    """An access to all pages of a block in order, and whether they are written."""
+
+    block: int
+    written: bool
+
 
 #: Pages to fetch, by chunk in the order of accesses, and those of them that are then written.
 Batch = dict[Chunk, list[int]]
@@ -129,20 +139,33 @@ class PagedPool:
         self.fault_batch = fault_batch
         self.write_back_clean = write_back_clean
         self.reclaim = reclaim
-        self.residents = ResidentChunks(OrderedDict(), OrderedDict())
+        self._residents = ResidentChunks(OrderedDict(), OrderedDict())
         self.live = 0
         self.used = 0
         self.host_only = 0
         self.high_water = 0
         self._chunks: dict[int, list[Chunk]] = {}
+        # Blocks known to be resident from end to end. The orders of chunks lack the arrivals and accesses in the other
+        # two, oldest first; accesses say whether the block was written.
+        self._whole: set[int] = set()
+        self._arrived: dict[int, None] = {}
+        self._accessed: dict[int, bool] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
 
     # --- blocks ---------------------------------------------------------------------------------------------
 
     def chunks(self, b: int) -> list[Chunk]:
         """The chunks of a block, which are created at the first call."""
+        self._settle()
         if b not in self._chunks:
             self._chunks[b] = self._new(b)
         return self._chunks[b]
+
+    @property
+    def residents(self) -> ResidentChunks:
+        """The chunks with pages in device memory, in both orders."""
+        self._settle()
+        return self._residents
 
     def _new(self, b: int) -> list[Chunk]:
         size = aligned(self.sizes[b], self.alignment)
@@ -155,10 +178,9 @@ class PagedPool:
             end.padding = min(size - self.sizes[b], self.page - end.short)
         return chunks
 
-    def all_pages(self, b: int, *, written: bool) -> Iterator[PageAccess]:
+    def all_pages(self, b: int, *, written: bool) -> Iterator[WholeAccess]:
         """Accesses to all pages of a block in order."""
-        for chunk in self.chunks(b):
-            yield chunk, chunk.full, written
+        yield WholeAccess(b, written)
 
     def bytes_of(self, chunk: Chunk, pages: int) -> int:
         """Bytes of some pages of a chunk."""
@@ -167,40 +189,127 @@ class PagedPool:
 
     # --- accesses ---------------------------------------------------------------------------------------------
 
-    def access(self, accesses: Iterable[PageAccess]) -> Iterator[Batch]:
+    def access(self, accesses: Iterable[PageAccess | WholeAccess]) -> Iterator[Batch]:
         """Access pages in order. Each batch must be served and have arrived before the next one is requested."""
         batch: Batch = {}
         free_slots = self.fault_batch
-        for chunk, pages, written in accesses:
-            remaining = pages
-            while remaining:
-                here = remaining & chunk.resident
-                if remaining & -remaining & here:
-                    if batch:
+        for access in accesses:
+            if isinstance(access, WholeAccess):
+                b, written = access
+                if batch and b in self._whole:
+                    yield batch
+                    batch, free_slots = {}, self.fault_batch
+                if self._access_whole(b, written, waiting=bool(batch)):
+                    continue
+                parts = [(chunk, chunk.full, written) for chunk in self.chunks(b)]
+            else:
+                parts = [access]
+            for chunk, pages, written in parts:
+                remaining = pages
+                while remaining:
+                    here = remaining & chunk.resident
+                    if batch and remaining & -remaining & here:
                         # The batch may evict this chunk, so look at it again afterwards.
                         yield batch
                         batch, free_slots = {}, self.fault_batch
                         continue
-                    reached = _before(remaining, remaining & ~here)
-                    self._touch(chunk, reached, written)
-                else:
-                    run = _before(remaining, here)
-                    entry = batch.get(chunk)
-                    waiting = run & entry[0] if entry else 0
-                    new, faulting = self._split(chunk, run & ~waiting, free_slots)
-                    free_slots -= faulting.bit_count()
-                    # Pages behind the one that fills a batch are accessed after the batch has arrived.
-                    reached = run if free_slots else run & ((1 << faulting.bit_length()) - 1)
-                    if entry and written:
-                        entry[1] |= waiting & reached
-                    self._allocate(chunk, new)
-                    self._add(batch, chunk, faulting, written)
-                remaining &= ~reached
-                if not free_slots:
-                    yield batch
-                    batch, free_slots = {}, self.fault_batch
+                    reached, free_slots = self._access_part(batch, chunk, remaining, written, free_slots)
+                    remaining &= ~reached
+                    if not free_slots:
+                        yield batch
+                        batch, free_slots = {}, self.fault_batch
         if batch:
             yield batch
+
+    def _access_part(self, batch: Batch, chunk: Chunk, pages: int, written: bool, free_slots: int) -> tuple[int, int]:
+        """Access pages of a chunk up to the first one that differs; returns those, and the free slots of the batch."""
+        here = pages & chunk.resident
+        if pages & -pages & here:
+            reached = _before(pages, pages & ~here)
+            self._touch(chunk, reached, written)
+            return reached, free_slots
+        run = _before(pages, here)
+        entry = batch.get(chunk)
+        waiting = run & entry[0] if entry else 0
+        new, faulting = self._split(chunk, run & ~waiting, free_slots)
+        free_slots -= faulting.bit_count()
+        # Pages behind the one that fills a batch are accessed after the batch has arrived.
+        reached = run if free_slots else run & ((1 << faulting.bit_length()) - 1)
+        if entry and written:
+            entry[1] |= waiting & reached
+        self._allocate(chunk, new)
+        self._add(batch, chunk, faulting, written)
+        return reached, free_slots
+
+    # --- whole blocks ---------------------------------------------------------------------------------------
+
+    def _access_whole(self, b: int, written: bool, *, waiting: bool) -> bool:
+        """Access a block that is resident from end to end, or can be allocated so; False if it is not.
+
+        waiting: whether pages wait in a batch, which ends at a resident page.
+        """
+        if not self.sizes[b]:
+            return True
+        if b not in self._whole:
+            if b not in self._chunks:
+                return self._enter_whole(b)
+            if waiting or any(chunk.resident != chunk.full for chunk in self._chunks[b]):
+                return False
+            self._whole.add(b)
+        self._accessed[b] = self._accessed.pop(b, False) or written
+        return True
+
+    def _enter_whole(self, b: int) -> bool:
+        """Allocate a new block in free memory; False if it does not fit."""
+        used, live = self._size_of(b)
+        if used > self.limit - self.used:
+            return False
+        self._whole.add(b)
+        self._arrived[b] = None
+        self._accessed[b] = True
+        self.used += used
+        self.live += live
+        self.high_water = max(self.high_water, self.used)
+        return True
+
+    def _release_whole(self, b: int) -> None:
+        used, live = self._size_of(b)
+        self.used -= used
+        self.live -= live
+        self._whole.remove(b)
+        self._arrived.pop(b, None)
+        self._accessed.pop(b, None)
+        for chunk in self._chunks.pop(b, ()):
+            self._forget(chunk)
+
+    def _size_of(self, b: int) -> tuple[int, int]:
+        """Bytes of a block as all of its pages count them, with and without padding."""
+        if b not in self._sizes:
+            used = aligned(self.sizes[b], self.alignment)
+            last_page = used - (used - 1) // self.page * self.page
+            self._sizes[b] = used, used - min(used - self.sizes[b], last_page)
+        return self._sizes[b]
+
+    def _settle(self) -> None:
+        """Bring the chunks and their orders up to date with the accesses to whole blocks."""
+        if not self._accessed:
+            return
+        touched, arrived = self._residents
+        for b in self._arrived:
+            self._chunks[b] = self._new(b)
+            for chunk in self._chunks[b]:
+                chunk.resident = chunk.full
+                arrived[chunk] = None
+        for b, written in self._accessed.items():
+            for chunk in self._chunks[b]:
+                if written:
+                    chunk.dirty = chunk.full
+                touched[chunk] = None
+                touched.move_to_end(chunk)
+        self._arrived.clear()
+        self._accessed.clear()
+
+    # --- parts of chunks --------------------------------------------------------------------------------------
 
     def _split(self, chunk: Chunk, absent: int, free_slots: int) -> tuple[int, int]:
         """Divide absent pages, in order, into new ones that fit into free memory and ones that fault, up to a batch."""
@@ -287,6 +396,7 @@ class PagedPool:
 
     def _evict(self, chunk: Chunk) -> int:
         """Evict a chunk; returns how many bytes are copied to the host."""
+        self._whole.discard(chunk.block)
         copied = self.bytes_of(chunk, chunk.resident if self.write_back_clean else chunk.dirty)
         chunk.on_host |= chunk.resident
         self.host_only += self.bytes_of(chunk, chunk.resident)
@@ -300,8 +410,11 @@ class PagedPool:
 
     def _drop(self, chunk: Chunk) -> None:
         self._count(chunk, chunk.resident, -1)
+        self._forget(chunk)
+
+    def _forget(self, chunk: Chunk) -> None:
         chunk.resident = chunk.dirty = 0
-        for order in self.residents:
+        for order in self._residents:
             order.pop(chunk, None)
 
     def _enter(self, chunk: Chunk, pages: int) -> None:
@@ -325,6 +438,8 @@ class PagedPool:
     def acquire(self, request: Request) -> bool:
         """Initialize blocks: absent pages are allocated in order while memory is free, the others are on the host."""
         for b, _ in request[2]:
+            if self._access_whole(b, written=True, waiting=False):
+                continue
             for chunk in self.chunks(b):
                 absent = chunk.full & ~chunk.resident
                 self.host_only -= self.bytes_of(chunk, absent & chunk.on_host)
@@ -339,6 +454,9 @@ class PagedPool:
     def release(self, request: Request) -> None:
         """Free all pages of blocks, on the device and on the host; their values are lost."""
         for b, _ in request[2]:
+            if b in self._whole:
+                self._release_whole(b)
+                continue
             for chunk in self._chunks.pop(b, ()):
                 self.host_only -= self.bytes_of(chunk, chunk.on_host & ~chunk.resident)
                 if chunk.resident:
@@ -351,14 +469,15 @@ class PagedPool:
 
     def state(self) -> Hashable:
         """The location of every page, and both orders of chunks."""
+        residents = self.residents
         stored = sorted(
             (chunk.block, chunk.index, chunk.on_host & ~chunk.resident)
             for chunks in self._chunks.values()
             for chunk in chunks
             if chunk.on_host & ~chunk.resident
         )
-        touched = tuple((chunk.block, chunk.index, chunk.resident, chunk.dirty) for chunk in self.residents.touched)
-        return touched, tuple((chunk.block, chunk.index) for chunk in self.residents.arrived), tuple(stored)
+        touched = tuple((chunk.block, chunk.index, chunk.resident, chunk.dirty) for chunk in residents.touched)
+        return touched, tuple((chunk.block, chunk.index) for chunk in residents.arrived), tuple(stored)
 
 
 def _before(pages: int, others: int) -> int:
