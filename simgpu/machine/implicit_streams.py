@@ -10,7 +10,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.containers import Container
 from simgpu.machine.log import Entry
 from simgpu.machine.simulator import KernelStep, Step, Stream
-from simgpu.memory.paged import Parts
+from simgpu.memory.chunks import Parts
 from simgpu.program.instructions import DEVICE, HOST
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import OWN_ENGINES, StreamId

@@ -17,7 +17,8 @@ from simgpu.compression.buddy.metadata_cache import Ints
 from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.memory.paged import PageAccess, PagedPool, WholeAccess
+from simgpu.memory.chunks import PageAccess, WholeAccess
+from simgpu.memory.paged import PagedPool
 from simgpu.trace.model import Access, AccessOrder
 
 #: A block, whether it is written, and its recorded access pattern, None for all of it in order.

@@ -21,7 +21,8 @@ from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.instants import InstantOrder, InstantPhase
 from simgpu.machine.page_accesses import block_accesses, page_accesses
 from simgpu.machine.simulator import Events, KernelStep, Step, Stream
-from simgpu.memory.paged import Batch, BatchTooLargeError, PagedPool, Reclaim
+from simgpu.memory.chunks import Batch, BatchTooLargeError, Reclaim
+from simgpu.memory.paged import PagedPool
 from simgpu.memory.pool import CountingPool
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.instructions import DEVICE, HOST

@@ -17,7 +17,7 @@ from simgpu.machine.flows import FlowNetwork, single_paths
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.instants import InstantOrder, InstantPhase
 from simgpu.machine.simulator import Events, KernelStep, Step, Stream
-from simgpu.memory.paged import Parts
+from simgpu.memory.chunks import Parts
 from simgpu.memory.pool import CountingPool
 from simgpu.program.instructions import DEVICE, HOST
 from simgpu.timeline.streams import OWN_ENGINES

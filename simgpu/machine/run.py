@@ -22,7 +22,7 @@ from simgpu.machine.simulator import Simulator
 from simgpu.machine.steps import streams_of
 from simgpu.machine.stopped import StoppedRun, largest_first
 from simgpu.memory.addressed import AddressedPool
-from simgpu.memory.paged import Reclaim, least_recently_used
+from simgpu.memory.chunks import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.instructions import (

@@ -20,81 +20,25 @@ and all of its chunks after it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from simgpu.errors import ProgramError
+from simgpu.memory.chunks import (
+    Batch,
+    BatchTooLargeError,
+    Chunk,
+    Migration,
+    PageAccess,
+    Parts,
+    Reclaim,
+    ResidentChunks,
+    WholeAccess,
+    append_part,
+    least_recently_used,
+    lowest_pages,
+    pages_before,
+)
 from simgpu.memory.pool import UNLIMITED, Request, aligned
-
-
-class Chunk:
-    """Consecutive pages of a block that are evicted together.
-
-    block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
-    resident, dirty, on_host: the pages in that state. last: the block's last page if it is in this chunk, else 0;
-    short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
-    """
-
-    __slots__ = ("block", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
-
-    def __init__(self, block: int, index: int, full: int) -> None:
-        self.block = block
-        self.index = index
-        self.full = full
-        self.resident = self.dirty = self.on_host = 0
-        self.last = self.short = self.padding = 0
-
-
-class ResidentChunks(NamedTuple):
-    """The chunks with pages in device memory: by their last access, and by the last arrival of a page, oldest first.
-
-    The driver's own list is the second one, because it sees faults but not accesses (nvidia-uvm/uvm_pmm_gpu.c, the
-    section on eviction in its first comment).
-    """
-
-    touched: OrderedDict[Chunk, None]
-    arrived: OrderedDict[Chunk, None]
-
-
-#: Picks the chunk to evict.
-Reclaim = Callable[[ResidentChunks], Chunk]
-
-#: Pages of a chunk, and whether they are written.
-PageAccess = tuple[Chunk, int, bool]
-
-
-class WholeAccess(NamedTuple):
-    """An access to all pages of a block in order, and whether they are written."""
-
-    block: int
-    written: bool
-
-
-#: Pages to fetch, by chunk in the order of accesses, and those of them that are then written.
-Batch = dict[Chunk, list[int]]
-
-#: Bytes of consecutive pages by block.
-Parts = list[tuple[int, int]]
-
-
-def least_recently_used(residents: ResidentChunks) -> Chunk:
-    """The default choice: LRU."""
-    return next(iter(residents.touched))
-
-
-class Migration(NamedTuple):
-    """Bytes that a batch evicts and fetches, by block, in order."""
-
-    evicted: Parts
-    fetched: Parts
-
-
-class BatchTooLargeError(Exception):
-    """A batch is larger than the memory. need: its bytes."""
-
-    def __init__(self, need: int) -> None:
-        super().__init__(need)
-        self.need = need
 
 
 class PagedPool:
@@ -225,10 +169,10 @@ class PagedPool:
         """Access pages of a chunk up to the first one that differs; returns those, and the free slots of the batch."""
         here = pages & chunk.resident
         if pages & -pages & here:
-            reached = _before(pages, pages & ~here)
+            reached = pages_before(pages, pages & ~here)
             self._touch(chunk, reached, written)
             return reached, free_slots
-        run = _before(pages, here)
+        run = pages_before(pages, here)
         entry = batch.get(chunk)
         waiting = run & entry[0] if entry else 0
         new, faulting = self._split(chunk, run & ~waiting, free_slots)
@@ -316,7 +260,7 @@ class PagedPool:
         free, new = self.limit - self.used, absent & ~chunk.on_host
         smallest = self.page - chunk.short if new & chunk.last else self.page
         if not new or free < smallest:
-            return 0, _lowest(absent, free_slots)
+            return 0, lowest_pages(absent, free_slots)
         if new == absent and self.bytes_of(chunk, absent) <= free:
             return absent, 0
         free_pages = faulting = 0
@@ -378,13 +322,13 @@ class PagedPool:
             victim = self.reclaim(self.residents)
             if type(victim) is not Chunk or victim not in touched:
                 raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
-            _append(evicted, victim.block, self._evict(victim))
+            append_part(evicted, victim.block, self._evict(victim))
         fetched: Parts = []
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
             copied = self.bytes_of(chunk, pages & chunk.on_host)
             self.host_only -= copied
-            _append(fetched, chunk.block, copied)
+            append_part(fetched, chunk.block, copied)
         return Migration(evicted, fetched)
 
     def arrive(self, batch: Batch) -> None:
@@ -478,34 +422,3 @@ class PagedPool:
         )
         touched = tuple((chunk.block, chunk.index, chunk.resident, chunk.dirty) for chunk in residents.touched)
         return touched, tuple((chunk.block, chunk.index) for chunk in residents.arrived), tuple(stored)
-
-
-def _before(pages: int, others: int) -> int:
-    """The pages before the first of `others`, all if there is none.
-
-    >>> bin(_before(0b110110, 0b001000)), bin(_before(0b110110, 0))
-    ('0b110', '0b110110')
-    """
-    return pages & ((others & -others) - 1) if others else pages
-
-
-def _lowest(pages: int, count: int) -> int:
-    """The first `count` pages, all where there are fewer.
-
-    >>> bin(_lowest(0b10110, 2))
-    '0b110'
-    """
-    if pages.bit_count() <= count:
-        return pages
-    remaining = pages
-    for _ in range(count):
-        remaining &= remaining - 1
-    return pages ^ remaining
-
-
-def _append(parts: Parts, b: int, size: int) -> None:
-    """Add bytes of a block, to the last part if it is of the same block."""
-    if size and parts and parts[-1][0] == b:
-        parts[-1] = b, parts[-1][1] + size
-    elif size:
-        parts.append((b, size))

@@ -16,7 +16,7 @@ import numpy as np
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
-from simgpu.memory.paged import Chunk, ResidentChunks, least_recently_used
+from simgpu.memory.chunks import Chunk, ResidentChunks, least_recently_used
 from simgpu.program.instructions import Program
 from simgpu.timeline.model import Timeline
 

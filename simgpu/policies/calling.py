@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
-from simgpu.memory.paged import Chunk, ResidentChunks
+from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.policies.base import PlanContext, Policy, policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.faults import a_type, raised, shown

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simgpu.errors import InputError
-from simgpu.memory.paged import Chunk, ResidentChunks
+from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program

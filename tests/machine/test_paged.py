@@ -16,7 +16,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.page_accesses import pages_of
 from simgpu.machine.run import MachineRun, run_program
-from simgpu.memory.paged import Chunk, ResidentChunks, least_recently_used
+from simgpu.memory.chunks import Chunk, ResidentChunks, least_recently_used
 from simgpu.memory.transfer import stream_ns
 from simgpu.program.instructions import Initialize, Launch, Release
 from simgpu.program.lowering import lower

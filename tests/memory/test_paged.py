@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import ProgramError
-from simgpu.memory.paged import (
+from simgpu.memory.chunks import (
     BatchTooLargeError,
     Chunk,
     Migration,
     PageAccess,
-    PagedPool,
     Reclaim,
     ResidentChunks,
     WholeAccess,
     least_recently_used,
 )
+from simgpu.memory.paged import PagedPool
 from tests.machine.paged_reference import PlainPages
 
 

@@ -1,0 +1,108 @@
+"""Pages of blocks in chunks, which are evicted together; what is accessed, fetched and evicted of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Chunk:
+    """Consecutive pages of a block that are evicted together.
+
+    block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
+    resident, dirty, on_host: the pages in that state. last: the block's last page if it is in this chunk, else 0;
+    short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
+    """
+
+    __slots__ = ("block", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
+
+    def __init__(self, block: int, index: int, full: int) -> None:
+        self.block = block
+        self.index = index
+        self.full = full
+        self.resident = self.dirty = self.on_host = 0
+        self.last = self.short = self.padding = 0
+
+
+class ResidentChunks(NamedTuple):
+    """The chunks with pages in device memory: by their last access, and by the last arrival of a page, oldest first.
+
+    The driver's own list is the second one, because it sees faults but not accesses (nvidia-uvm/uvm_pmm_gpu.c, the
+    section on eviction in its first comment).
+    """
+
+    touched: OrderedDict[Chunk, None]
+    arrived: OrderedDict[Chunk, None]
+
+
+#: Picks the chunk to evict.
+Reclaim = Callable[[ResidentChunks], Chunk]
+
+#: Pages of a chunk, and whether they are written.
+PageAccess = tuple[Chunk, int, bool]
+
+
+class WholeAccess(NamedTuple):
+    """An access to all pages of a block in order, and whether they are written."""
+
+    block: int
+    written: bool
+
+
+#: Pages to fetch, by chunk in the order of accesses, and those of them that are then written.
+Batch = dict[Chunk, list[int]]
+
+#: Bytes of consecutive pages by block.
+Parts = list[tuple[int, int]]
+
+
+def least_recently_used(residents: ResidentChunks) -> Chunk:
+    """The default choice: LRU."""
+    return next(iter(residents.touched))
+
+
+class Migration(NamedTuple):
+    """Bytes that a batch evicts and fetches, by block, in order."""
+
+    evicted: Parts
+    fetched: Parts
+
+
+class BatchTooLargeError(Exception):
+    """A batch is larger than the memory. need: its bytes."""
+
+    def __init__(self, need: int) -> None:
+        super().__init__(need)
+        self.need = need
+
+
+def pages_before(pages: int, others: int) -> int:
+    """The pages before the first of `others`, all if there is none.
+
+    >>> bin(pages_before(0b110110, 0b001000)), bin(pages_before(0b110110, 0))
+    ('0b110', '0b110110')
+    """
+    return pages & ((others & -others) - 1) if others else pages
+
+
+def lowest_pages(pages: int, count: int) -> int:
+    """The first `count` pages, all where there are fewer.
+
+    >>> bin(lowest_pages(0b10110, 2))
+    '0b110'
+    """
+    if pages.bit_count() <= count:
+        return pages
+    remaining = pages
+    for _ in range(count):
+        remaining &= remaining - 1
+    return pages ^ remaining
+
+
+def append_part(parts: Parts, b: int, size: int) -> None:
+    """Add bytes of a block, to the last part if it is of the same block."""
+    if size and parts and parts[-1][0] == b:
+        parts[-1] = b, parts[-1][1] + size
+    elif size:
+        parts.append((b, size))
