@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.code import Code, DoubtfulError, Ints, SmallInts, coded
-from simgpu.program.instructions import Program
+from simgpu.program.instructions import Instruction, Program
 from simgpu.program.opcodes import (
     ACQUIRE,
     AWAIT,
@@ -138,9 +138,9 @@ class ColumnWriter:
         shape = (-1, len(segments))
         return Columns(rows, first.reshape(shape), repeats, blocks, tuple(self.memories), events, offsets)
 
-    def _code(self, given: object) -> Code:
+    def _code(self, given: Sequence[Instruction]) -> Code:
         """The numbers of a stream's instructions; of the right types and shapes."""
-        code = given if type(given) is Code else coded(given)  # type: ignore[arg-type]
+        code = given if type(given) is Code else coded(given)
         names = (*code.memories, *chain.from_iterable(code.ways))
         self._must(all(type(name) is str for name in names) and all(len(way) == 2 for way in code.ways))
         for array, shape in ((code.rows, (len(code), 4)), (code.blocks, (len(code.blocks),))):
