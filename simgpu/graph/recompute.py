@@ -14,6 +14,7 @@ since, or one that is neither available any more nor can be recomputed itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -164,13 +165,20 @@ class Ancestry:
             if not self.repeatable(k):
                 why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
                 return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
-            # In the version that it read; of a block that it reads only when it runs again, in the one that it wrote.
-            writes = zip(graph.writes[k], graph.write_versions[k], strict=True)
-            versions = dict((*writes, *zip(graph.reads[k], graph.read_versions[k], strict=True)))
-            for r in self.inputs[k]:
-                if r != b and (refusal := self._lost(r, versions.get(r, 0), b, k, refusals)):
+            for r, version in self._input_versions(k):
+                if r != b and (refusal := self._lost(r, version, b, k, refusals)):
                     return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
+
+    def _input_versions(self, k: int) -> Iterable[tuple[int, int]]:
+        """What a kernel reads when it runs again, in the version that it read; of a block that it reads only then, in
+        the version that it wrote."""
+        graph = self.graph
+        reads = zip(graph.reads[k], graph.read_versions[k], strict=True)
+        if self.inputs[k] is graph.reads[k]:
+            return reads
+        versions = dict((*zip(graph.writes[k], graph.write_versions[k], strict=True), *reads))
+        return [(r, versions.get(r, 0)) for r in self.inputs[k]]
 
     def repeatable(self, k: int) -> bool:
         """Whether a kernel gives the same result again: it is pure, or it saved the values that it needs for that.
@@ -178,9 +186,10 @@ class Ancestry:
         A pure kernel that changed a persistent block in place would read the changed value.
         """
         graph = self.graph
-        changed = self._persistent.intersection(graph.writes[k])
-        if graph.kernels[k].pure is True and changed.isdisjoint(graph.reads[k]):
-            return True
+        if graph.kernels[k].pure is True:
+            changed = self._persistent.intersection(graph.writes[k])
+            if changed.isdisjoint(graph.reads[k]):
+                return True
         return bool(self.reread[k]) and len(self._results(k)) == len(self.reread[k]) + 1
 
     def _lost(self, r: int, version: int, b: int, k: int, refusals: list[Refusal | None]) -> Refusal | None:
@@ -193,8 +202,11 @@ class Ancestry:
             later = next((u for u in graph.uses[r] if k < u and r in graph.writes[u]), k)
             if not graph.blocks[r].persistent or k < later < latest:
                 return Refusal("which was overwritten since", later, "overwrites an input")
-        released, refusal = graph.needed_releases[r], refusals[r]
-        if released is not None and released < latest and refusal is not None:
+        refusal = refusals[r]
+        if refusal is None:
+            return None
+        released = graph.needed_releases[r]
+        if released is not None and released < latest:
             return refusal._replace(why="which is released by then and cannot be recomputed")
         return None
 

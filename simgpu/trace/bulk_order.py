@@ -7,8 +7,9 @@ module sees that without a look at each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ def is_in_order(kernels: Sequence[Kernel], blocks: Sequence[Block], position: Ma
         released_at = _positions(_column(blocks, "release"), {**position, RELEASED_AT_END: _END})
     except (KeyError, TypeError):  # a name of no block or kernel, or no name
         return False
-    persistent = np.array(list(map(bool, _column(blocks, "persistent"))), dtype=np.bool_)
-    workspace = np.array([kind is BlockKind.WORKSPACE for kind in _column(blocks, "kind")], dtype=np.bool_)
+    persistent = np.array([*map(bool, _column(blocks, "persistent"))], dtype=np.bool_)
+    workspace = np.array([*map(partial(is_, BlockKind.WORKSPACE), _column(blocks, "kind"))], dtype=np.bool_)
     written = np.full(len(blocks), _END, dtype=np.int64)
     written[writes[::-1]] = writers[::-1]
     read = np.full(len(blocks), _END, dtype=np.int64)
@@ -68,6 +69,8 @@ def _accesses(kernels: Sequence[Kernel], name: str, number: Mapping[str, int]) -
 
 def _positions(names: list[str | None], position: Mapping[str, int]) -> Ints:
     """The positions of named kernels."""
+    if names.count(None) == len(names):
+        return np.full(len(names), _NONE, dtype=np.int64)
     known: dict[str | None, int] = {None: _NONE}
     known.update(position)
     return np.fromiter(map(known.__getitem__, names), dtype=np.int64, count=len(names))

@@ -135,8 +135,8 @@ def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
     counts = all(are_counts(column(name)) for name in ("duration_ns", "stream"))
     optional = all(are_counts(column(name), optional=True) for name in ("start_ns", "flops", "dram_bytes", "iqr_ns"))
     texts = are_texts(column("op")) and are_texts(column("layer"), optional=True)
-    lists = [*column("reads"), *column("writes")]
-    once = list(map(len, map(set, lists))) == list(map(len, lists))
+    several = [ids for ids in (*column("reads"), *column("writes")) if len(ids) > 1]
+    once = [*map(len, map(set, several))] == [*map(len, several)]
     phases = set(map(type, column("phase"))) <= {Phase}
     return are_ids(ids) and RELEASED_AT_END not in ids and counts and optional and texts and once and phases
 
@@ -191,6 +191,8 @@ def _check_id(row: Row, seen: dict[str, int]) -> None:
 
 def _check_tables(trace: Trace, problems: Problems) -> None:
     """The optional tables: algorithms, sparsity, compressibility, accesses."""
+    if not (trace.algorithms or trace.sparsity or trace.compressibility or trace.accesses):
+        return
     kernels = {kernel.id for kernel in trace.kernels}
     blocks = {block.id for block in trace.blocks}
     keys: set[tuple[object, ...]] = set()

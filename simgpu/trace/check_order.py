@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
+from operator import le
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SavedTensor, Trace
-from simgpu.trace.row_checks import Problems, Row, rows_of
+from simgpu.trace.row_checks import Problems, Row, are_counts, rows_of
 
 #: Similar ids are suggested only below these limits, because the search takes long: known ids, unknown ids.
 _MOST_IDS_TO_COMPARE = 2000
@@ -32,11 +33,13 @@ def check_order(trace: Trace, problems: Problems) -> None:
 
     References are not checked where the trace has no kernels or no blocks at all: `check_trace` reports that once.
     """
-    blocks = {block.id: block for block in trace.blocks}
-    position = {kernel.id: index for index, kernel in reversed(list(enumerate(trace.kernels)))}
+    # The first of several kernels with one id counts.
+    ids = [kernel.id for kernel in reversed(trace.kernels)]
+    position = dict(zip(ids, range(len(ids) - 1, -1, -1), strict=True))
     _check_starts(trace.kernels, problems)
     if len(trace.kernels) >= _LONG and _is_in_order(trace, position):
         return
+    blocks = {block.id: block for block in trace.blocks}
     if blocks:
         _check_known(trace.kernels, blocks, problems)
     uses = _collect_uses(trace.kernels, blocks)
@@ -59,6 +62,9 @@ def _is_in_order(trace: Trace, position: dict[str, int]) -> bool:
 
 
 def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
+    starts = [kernel.start_ns for kernel in kernels if kernel.start_ns is not None]
+    if are_counts(starts) and all(map(le, starts, islice(starts, 1, None))):
+        return
     latest: dict[int, Kernel] = {}
     for index, kernel in enumerate(kernels):
         if kernel.start_ns is None:
