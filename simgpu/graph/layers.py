@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, repeat
 
+from simgpu.garbage import no_collection
 from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
 
@@ -45,6 +46,7 @@ class Layers:
         return self.names[self.of_kernel[k]]
 
 
+@no_collection()
 def layers_of(trace: Trace) -> Layers:
     """The layers of a trace, from its own tags if any kernel has one, else derived.
 
@@ -55,8 +57,9 @@ def layers_of(trace: Trace) -> Layers:
     names = tuple(dict.fromkeys(tags))
     number = {name: index for index, name in enumerate(names)}
     of_kernel = tuple(number[tag] for tag in tags)
-    ops = zip(of_kernel, [op_class(kernel.op) for kernel in trace.kernels], strict=True)
-    convolving = {layer for layer, kind in ops if kind is OpClass.CONVOLUTION}
+    ops = [kernel.op for kernel in trace.kernels]
+    convolutions = {op for op in set(ops) if op_class(op) is OpClass.CONVOLUTION}
+    convolving = {layer for layer, op in zip(of_kernel, ops, strict=True) if op in convolutions}
     convolution = tuple([layer in convolving for layer in range(len(names))])
     steps = _steps(trace.kernels, of_kernel)
     step_of = tuple([index for index, step in enumerate(steps) for _ in range(step.first, step.stop)])
@@ -87,7 +90,9 @@ def _derive(trace: Trace) -> list[str]:
     touched: defaultdict[str, set[tuple[str, OpClass]]] = defaultdict(set)
     current = ""
     order: dict[str, int] = {}
-    last_use = {name: k for k, kernel in enumerate(trace.kernels) for name in (*kernel.reads, *kernel.writes)}
+    touches = [kernel.reads + kernel.writes for kernel in trace.kernels]
+    users = chain.from_iterable(map(repeat, range(len(touches)), map(len, touches)))
+    last_use = dict(zip(chain.from_iterable(touches), users, strict=True))
     # Blocks that have a value: the persistent ones have it from the start.
     written = {block.id for block in trace.blocks if block.persistent}
     for k, kernel in enumerate(trace.kernels):
@@ -97,7 +102,7 @@ def _derive(trace: Trace) -> list[str]:
                 current = f"{len(order) + 1:03d}-{_short(kernel.op)}"
                 order[current] = len(order)
             pair = current, op_class(kernel.op)
-            for name in kernel.reads + kernel.writes:
+            for name in touches[k]:
                 touched[name].add(pair)
         elif phase is Phase.BACKWARD:
             current = _saved_by(kernel, op_class(kernel.op), touched, order) or current or "(backward)"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from simgpu.garbage import no_collection
 from simgpu.graph.encodings import Encoding
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.saved import Activation, activations
@@ -59,6 +60,7 @@ class Decisions:
     options: tuple[tuple[Option, ...], ...]
 
     @classmethod
+    @no_collection()
     def of(cls, graph: TaskGraph) -> Decisions:
         """Keep, swap and recompute for every feature map that can be recomputed, keep and swap for the others."""
         maps, ancestry = activations(graph), Ancestry.of(graph)

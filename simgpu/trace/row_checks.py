@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from operator import is_not
 from typing import Any
 
 from simgpu.errors import Problem
@@ -34,11 +36,15 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= LARGEST
 
 
+def are_none(values: Sequence[object]) -> bool:
+    return not any(map(partial(is_not, None), values))
+
+
 def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
     """Whether all values are counts, or None where that is allowed; in bulk, because traces are long."""
-    kinds = set(map(type, values))
-    if optional and kinds <= {type(None)}:
+    if optional and are_none(values):
         return True
+    kinds = set(map(type, values))
     if not kinds <= ({int, type(None)} if optional else {int}):
         return False
     counts: Sequence[Any] = [value for value in values if value is not None] if type(None) in kinds else values
@@ -47,6 +53,8 @@ def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
 
 def are_texts(values: Sequence[object], *, optional: bool = False) -> bool:
     """Whether all values are texts, or None where that is allowed."""
+    if optional and are_none(values):
+        return True
     if not set(map(type, values)) <= ({str, type(None)} if optional else {str}):
         return False
     return all(value is None or is_text(value) for value in set(values))
