@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel
+from simgpu.trace.row_checks import are_none
 
 Ints = NDArray[np.int64]
 
@@ -69,7 +70,7 @@ def _accesses(kernels: Sequence[Kernel], name: str, number: Mapping[str, int]) -
 
 def _positions(names: list[str | None], position: Mapping[str, int]) -> Ints:
     """The positions of named kernels."""
-    if names.count(None) == len(names):
+    if are_none(names):
         return np.full(len(names), _NONE, dtype=np.int64)
     known: dict[str | None, int] = {None: _NONE}
     known.update(position)

@@ -29,18 +29,7 @@ from simgpu.trace.model import (
     Trace,
     TraceInfo,
 )
-from simgpu.trace.row_checks import (
-    Place,
-    Problems,
-    Row,
-    are_counts,
-    are_ids,
-    are_none,
-    are_texts,
-    is_count,
-    is_text,
-    rows_of,
-)
+from simgpu.trace.row_checks import Place, Problems, Row, are_counts, are_ids, are_texts, is_count, is_text, rows_of
 
 #: The tables of a trace.
 _TABLES = tuple(field.name for field in fields(Trace) if field.name not in ("info", "name"))
@@ -160,10 +149,10 @@ def _are_plain_blocks(blocks: tuple[Block, ...]) -> bool:
 
     kinds = set(map(type, column("kind"))) <= {BlockKind}
     texts = are_texts(column("layer"), optional=True) and are_texts(column("dtype"), optional=True)
-    shapes = [] if are_none(column("shape")) else [shape for shape in column("shape") if shape is not None]
+    shapes = [shape for shape in column("shape") if shape is not None]
     sides = all(type(shape) is tuple for shape in shapes) and are_counts(list(chain.from_iterable(shapes)))
-    hosts = column("host_write")
-    once = are_none(hosts) or not any(map(and_, map(bool, column("persistent")), map(partial(is_not, None), hosts)))
+    hosted = map(partial(is_not, None), column("host_write"))
+    once = not any(map(and_, map(bool, column("persistent")), hosted))
     return are_ids(column("id")) and kinds and are_counts(column("bytes")) and texts and sides and once
 
 

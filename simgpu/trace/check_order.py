@@ -37,8 +37,11 @@ def check_order(trace: Trace, problems: Problems) -> None:
     ids = [kernel.id for kernel in reversed(trace.kernels)]
     position = dict(zip(ids, range(len(ids) - 1, -1, -1), strict=True))
     _check_starts(trace.kernels, problems)
-    if len(trace.kernels) >= _LONG and _is_in_order(trace, position):
-        return
+    if len(trace.kernels) >= _LONG:
+        from simgpu.trace.bulk_order import is_in_order
+
+        if is_in_order(trace.kernels, trace.blocks, position):
+            return
     blocks = {block.id: block for block in trace.blocks}
     if blocks:
         _check_known(trace.kernels, blocks, problems)
@@ -53,12 +56,6 @@ def check_order(trace: Trace, problems: Problems) -> None:
         _check_life(row, trace.kernels, uses, created, release)
         if block.kind is BlockKind.WORKSPACE:
             _check_workspace(row, trace.kernels, uses, release)
-
-
-def _is_in_order(trace: Trace, position: dict[str, int]) -> bool:
-    from simgpu.trace.bulk_order import is_in_order
-
-    return is_in_order(trace.kernels, trace.blocks, position)
 
 
 def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:

@@ -53,8 +53,6 @@ def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
 
 def are_texts(values: Sequence[object], *, optional: bool = False) -> bool:
     """Whether all values are texts, or None where that is allowed."""
-    if optional and are_none(values):
-        return True
     if not set(map(type, values)) <= ({str, type(None)} if optional else {str}):
         return False
     return all(value is None or is_text(value) for value in set(values))
