@@ -33,11 +33,10 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.check import check_program
 from simgpu.program.instructions import Program
 from simgpu.program.verify import verify
-from simgpu.simulation.run import simulate, task_graph
+from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
-from simgpu.units import parse_bytes
 from simgpu.workloads.modelled import build_trace
 from tests.benchmarks.conftest import Report
 
@@ -253,24 +252,3 @@ def test_start_up(tmp_path: Path, report: Report) -> None:
     report("simgpu run quickstart over a bare interpreter", ratio, "at most 60, aim 40", ratio <= 60)
     report("  the same without its figures", over_bare("run", "quickstart", "--set", "outputs.plots=[]"), "", None)
     report("  simgpu compare quickstart", over_bare("compare", "quickstart"), "", None)
-
-
-@pytest.mark.parametrize("budget", ["12 GiB", "4 GiB", "1 GiB"])
-def test_planning_is_cheap_compared_with_simulating(budget: str, report: Report) -> None:
-    node = load_node("k40")
-    trace = build_trace("resnet152", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
-    limit, vdnn = parse_bytes(budget), planned(TaskGraph.of(trace), "vdnn")
-
-    def plan() -> None:
-        # A new graph each time, because a graph caches its rescaled batches.
-        context = PlanContext(task_graph(trace, node), node, limit, trial=None, rng=None)  # type: ignore[arg-type]
-        make_policy("modnn").plan(context)
-
-    planning, _ = interleaved(plan, rounds=3)
-    graph = TaskGraph.of(trace)
-    simulating, _ = interleaved(lambda: run(vdnn, graph, "counting", 3), rounds=3)
-    compiled, _ = interleaved(lambda: run(vdnn, graph, "counting", 3, "compiled"), rounds=3)
-    ratio = planning / simulating
-    what = f"modnn, {budget}: planning ResNet-152 over simulating it under vDNN"
-    report(what, ratio, "at most 10", ratio <= 10)
-    report("  the same over simulating it compiled", planning / compiled, "", None)
