@@ -52,7 +52,13 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
         check_outputs(folder, loaded.outputs.timeline)
     with progress(quiet) as say:
         comparison = experiment.compare(loaded, progress=say)
-        if folder is not None:
+    if not as_json:
+        screen = Screen()
+        show_header(screen, loaded, comparison)
+        show_details(screen, comparison)
+    if folder is not None:
+        # After the tables, because drawing figures takes longer than simulating.
+        with progress(quiet) as say:
             say("writing the outputs")
             outputs = loaded.outputs
             write_outputs(
@@ -65,12 +71,8 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
             )
     if as_json:
         _print_json(loaded, comparison)
-    else:
-        screen = Screen()
-        show_header(screen, loaded, comparison)
-        show_details(screen, comparison)
-        if folder is not None:
-            click.echo(f"\nwritten to {folder}")
+    elif folder is not None:
+        click.echo(f"\nwritten to {folder}")
     _end(choice, loaded, comparison, quiet)
 
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -123,7 +124,7 @@ def holds_other_than(folder: Path, schema: str, kind: str) -> str:
 
 
 def check_folder(folder: Path, foreign: Foreign) -> None:
-    """Raise `InputError` if an output folder can be neither created nor replaced. Writes nothing."""
+    """Raise `InputError` if an output folder can be neither created nor replaced. Leaves nothing behind."""
     refuse_foreign(folder, foreign)
     try:
         home = next(parent for parent in folder.absolute().parents if parent.exists())
@@ -135,6 +136,10 @@ def check_folder(folder: Path, foreign: Foreign) -> None:
     if not os.access(home, os.W_OK | os.X_OK):
         what = f"cannot be created: no permission to write in {home}"
         raise InputError.single(folder, "", what, "choose another folder")
+    try:  # a full disk, or a file system that takes no folders
+        Path(tempfile.mkdtemp(prefix=".", dir=home)).rmdir()
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def check_outputs(folder: Path, timeline: Sequence[str]) -> None:
