@@ -118,16 +118,17 @@ class TaskGraph:
     @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
-        from simgpu.graph.versions import Versions
+        from simgpu.graph.versions import Versions, grouped
+        from simgpu.trace.accesses import accesses_of
 
-        number = {block.id: index for index, block in enumerate(trace.blocks)}
         # Programs number streams from 0, whatever their numbers in the recording.
         streams = {
             recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))
         }
-        reads = [tuple(map(number.__getitem__, kernel.reads)) for kernel in trace.kernels]
-        writes = [tuple(map(number.__getitem__, kernel.writes)) for kernel in trace.kernels]
-        versions = Versions.of(reads, writes, len(number))
+        accesses = accesses_of(trace)
+        # All accesses to a block share one number object.
+        number = list(range(len(trace.blocks)))
+        versions = Versions.of(accesses, len(trace.blocks))
         sizes = tuple([block.bytes for block in trace.blocks])
         return cls(
             trace=trace,
@@ -135,8 +136,8 @@ class TaskGraph:
             sizes=sizes,
             copy_sizes=sizes,
             streams=tuple([streams[kernel.stream] for kernel in trace.kernels]),
-            reads=tuple(reads),
-            writes=tuple(writes),
+            reads=grouped(map(number.__getitem__, accesses.reads.tolist()), accesses.read_counts),
+            writes=grouped(map(number.__getitem__, accesses.writes.tolist()), accesses.write_counts),
             read_versions=versions.read,
             write_versions=versions.written,
             uses=versions.uses,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from simgpu.trace.accesses import Accesses, Ints
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -23,17 +23,18 @@ class Versions(NamedTuple):
     last: tuple[int, ...]
 
     @classmethod
-    def of(cls, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], blocks: int) -> Versions:
+    def of(cls, accesses: Accesses, blocks: int) -> Versions:
         """A block begins at version 0, and each write makes the next one; a kernel reads before it writes.
 
-        reads[k], writes[k]: different blocks each, numbers from 0 to `blocks`.
+        accesses: different blocks in each kernel's reads and in its writes, numbers from 0 to `blocks`.
 
-        >>> Versions.of([(0,), (1, 0), (0,)], [(1,), (0,), (1,)], 2)
+        >>> reads, writes = np.array([0, 1, 0, 0]), np.array([1, 0, 1])
+        >>> Versions.of(Accesses(reads, np.array([1, 2, 1]), writes, np.array([1, 1, 1])), 2)
         Versions(read=((0,), (1, 0), (1,)), written=((1,), (1,), (2,)), uses=((0, 1, 2), (0, 1, 2)), last=(1, 2))
         """
-        kernels = max(len(reads), 1)
-        read_blocks, readers = _flat(reads)
-        written_blocks, writers = _flat(writes)
+        kernels = max(len(accesses.read_counts), 1)
+        read_blocks, readers = accesses.reads, accesses.readers
+        written_blocks, writers = accesses.writes, accesses.writers
         # Writes by block, each block's in the order of kernels.
         by_block = np.argsort(written_blocks, kind="stable")
         last = np.bincount(written_blocks, minlength=blocks)
@@ -49,20 +50,19 @@ class Versions(NamedTuple):
         numbers = list(range(kernels))
         users = map(numbers.__getitem__, (touched % kernels).tolist())
         return cls(
-            _grouped(earlier.tolist(), [*map(len, reads)]),
-            _grouped(written.tolist(), [*map(len, writes)]),
-            _grouped(users, counts.tolist()),
+            grouped(earlier.tolist(), accesses.read_counts),
+            grouped(written.tolist(), accesses.write_counts),
+            grouped(users, counts),
             tuple(last.tolist()),
         )
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """The numbers of all lists, and for each the list that it is in."""
-    counts = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-    numbers = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(counts.sum()))
-    return numbers, np.repeat(np.arange(len(lists)), counts)
+def grouped(numbers: Iterable[int], counts: Ints) -> Groups:
+    """Numbers in groups of so many each.
 
-
-def _grouped(numbers: Iterable[int], counts: Sequence[int]) -> Groups:
+    >>> grouped([5, 6, 7], np.array([2, 0, 1]))
+    ((5, 6), (), (7,))
+    """
     flat = tuple(numbers)
-    return tuple([flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)])
+    sizes = counts.tolist()
+    return tuple([flat[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)])

@@ -8,41 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, is_not
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simgpu.trace.accesses import Accesses, Ints, first_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel
-from simgpu.trace.row_checks import are_none
-
-Ints = NDArray[np.int64]
 
 #: In place of a kernel's position: there is none; after all of them.
 _NONE, _END = -1, 2**62
 
 
-def is_in_order(kernels: Sequence[Kernel], blocks: Sequence[Block], position: Mapping[str, int]) -> bool:
-    """Whether every block has a value before it is read, and is used, written by the host and released in an order that
-    can be. False also where that is not certain. position: of kernels by id."""
-    number = dict(zip(_column(blocks, "id"), range(len(blocks)), strict=True))
-    if len(number) < len(blocks):  # two blocks with one id
-        return False
+def ordered_accesses(
+    kernels: Sequence[Kernel], blocks: Sequence[Block], position: Mapping[str, int]
+) -> Accesses | None:
+    """The accesses of a trace in which every block has a value before it is read, and is used, written by the host and
+    released in an order that can be; None also where that is not certain. position: of kernels by id."""
     try:
-        reads, readers = _accesses(kernels, "reads", number)
-        writes, writers = _accesses(kernels, "writes", number)
+        accesses = Accesses.of(kernels, blocks)
         hosted_at = _positions(_column(blocks, "host_write"), position)
         released_at = _positions(_column(blocks, "release"), {**position, RELEASED_AT_END: _END})
-    except (KeyError, TypeError):  # a name of no block or kernel, or no name
-        return False
+    except (KeyError, TypeError, ValueError):  # a name of no block or kernel, or no name
+        return None
+    return accesses if _is_in_order(blocks, accesses, hosted_at, released_at) else None
+
+
+def _is_in_order(blocks: Sequence[Block], accesses: Accesses, hosted_at: Ints, released_at: Ints) -> bool:
+    """hosted_at[b]: the kernel before which the host writes block b. released_at[b]: the one after which it is
+    released."""
+    reads, readers, writes, writers = accesses.reads, accesses.readers, accesses.writes, accesses.writers
     persistent = np.array([*map(bool, _column(blocks, "persistent"))], dtype=np.bool_)
     workspace = np.array([*map(partial(is_, BlockKind.WORKSPACE), _column(blocks, "kind"))], dtype=np.bool_)
-    written = np.full(len(blocks), _END, dtype=np.int64)
-    written[writes[::-1]] = writers[::-1]
-    read = np.full(len(blocks), _END, dtype=np.int64)
-    read[reads[::-1]] = readers[::-1]
+    written = first_of(writes, writers, len(blocks), _END)
+    read = first_of(reads, readers, len(blocks), _END)
     last = np.full(len(blocks), _NONE, dtype=np.int64)
     last[reads] = readers
     last[writes] = np.maximum(last[writes], writers)
@@ -60,17 +59,9 @@ def _column(rows: Sequence[object], name: str) -> list[Any]:
     return list(map(attrgetter(name), rows))
 
 
-def _accesses(kernels: Sequence[Kernel], name: str, number: Mapping[str, int]) -> tuple[Ints, Ints]:
-    """The blocks that kernels name, in order, and the kernels that name them."""
-    lists = _column(kernels, name)
-    counts = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-    blocks = map(number.__getitem__, chain.from_iterable(lists))
-    return np.fromiter(blocks, dtype=np.int64, count=int(counts.sum())), np.repeat(np.arange(len(lists)), counts)
-
-
 def _positions(names: list[str | None], position: Mapping[str, int]) -> Ints:
     """The positions of named kernels."""
-    if are_none(names):
+    if not any(map(partial(is_not, None), names)):
         return np.full(len(names), _NONE, dtype=np.int64)
     known: dict[str | None, int] = {None: _NONE}
     known.update(position)

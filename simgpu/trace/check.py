@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import fields
 from functools import partial
 from itertools import chain
@@ -58,10 +58,14 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_kernels(trace.kernels, problems)
     _check_blocks(trace, problems)
     _check_tables(trace, problems)
-    check_order(trace, problems)
+    accesses = check_order(trace, problems)
     check_saved(trace, problems)
     if not problems.problems and _cannot_change(trace):
         _VALID[id(trace)] = trace
+        if accesses is not None:
+            from simgpu.trace.accesses import keep
+
+            keep(trace, accesses)
     return problems.problems
 
 
@@ -125,12 +129,13 @@ def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
                 row.add(column, f"block '{twice}' is named twice", "name each block once")
 
 
+def _column(rows: Sequence[object], name: str) -> list[Any]:
+    return list(map(attrgetter(name), rows))
+
+
 def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
     """Whether no kernel has a mistake; one that may have is looked at by `_check_kernels`."""
-
-    def column(name: str) -> list[Any]:
-        return list(map(attrgetter(name), kernels))
-
+    column = partial(_column, kernels)
     ids = column("id")
     counts = all(are_counts(column(name)) for name in ("duration_ns", "stream"))
     optional = all(are_counts(column(name), optional=True) for name in ("start_ns", "flops", "dram_bytes", "iqr_ns"))
@@ -143,10 +148,7 @@ def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
 
 def _are_plain_blocks(blocks: tuple[Block, ...]) -> bool:
     """Whether no block has a mistake."""
-
-    def column(name: str) -> list[Any]:
-        return list(map(attrgetter(name), blocks))
-
+    column = partial(_column, blocks)
     kinds = set(map(type, column("kind"))) <= {BlockKind}
     texts = are_texts(column("layer"), optional=True) and are_texts(column("dtype"), optional=True)
     shapes = [shape for shape in column("shape") if shape is not None]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from operator import le
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SavedTensor, Trace
-from simgpu.trace.row_checks import Problems, Row, are_counts, rows_of
+from simgpu.trace.row_checks import Problems, Row, rows_of
+
+if TYPE_CHECKING:
+    from simgpu.trace.accesses import Accesses
 
 #: Similar ids are suggested only below these limits, because the search takes long: known ids, unknown ids.
 _MOST_IDS_TO_COMPARE = 2000
@@ -28,8 +31,8 @@ class _Uses:
     early: list[tuple[int, str]] = field(default_factory=list)
 
 
-def check_order(trace: Trace, problems: Problems) -> None:
-    """Add the problems that show only in execution order to `problems`.
+def check_order(trace: Trace, problems: Problems) -> Accesses | None:
+    """Add the problems that show only in execution order to `problems`. Returns the accesses of a long, valid trace.
 
     References are not checked where the trace has no kernels or no blocks at all: `check_trace` reports that once.
     """
@@ -38,10 +41,10 @@ def check_order(trace: Trace, problems: Problems) -> None:
     position = dict(zip(ids, range(len(ids) - 1, -1, -1), strict=True))
     _check_starts(trace.kernels, problems)
     if len(trace.kernels) >= _LONG:
-        from simgpu.trace.bulk_order import is_in_order
+        from simgpu.trace.bulk_order import ordered_accesses
 
-        if is_in_order(trace.kernels, trace.blocks, position):
-            return
+        if (accesses := ordered_accesses(trace.kernels, trace.blocks, position)) is not None:
+            return accesses
     blocks = {block.id: block for block in trace.blocks}
     if blocks:
         _check_known(trace.kernels, blocks, problems)
@@ -56,12 +59,10 @@ def check_order(trace: Trace, problems: Problems) -> None:
         _check_life(row, trace.kernels, uses, created, release)
         if block.kind is BlockKind.WORKSPACE:
             _check_workspace(row, trace.kernels, uses, release)
+    return None
 
 
 def _check_starts(kernels: tuple[Kernel, ...], problems: Problems) -> None:
-    starts = [kernel.start_ns for kernel in kernels if kernel.start_ns is not None]
-    if are_counts(starts) and all(map(le, starts, islice(starts, 1, None))):
-        return
     latest: dict[int, Kernel] = {}
     for index, kernel in enumerate(kernels):
         if kernel.start_ns is None:

@@ -36,13 +36,9 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= LARGEST
 
 
-def are_none(values: Sequence[object]) -> bool:
-    return not any(map(partial(is_not, None), values))
-
-
 def are_counts(values: Sequence[object], *, optional: bool = False) -> bool:
     """Whether all values are counts, or None where that is allowed; in bulk, because traces are long."""
-    if optional and are_none(values):
+    if optional and not any(map(partial(is_not, None), values)):
         return True
     kinds = set(map(type, values))
     if not kinds <= ({int, type(None)} if optional else {int}):
