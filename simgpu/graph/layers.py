@@ -53,7 +53,7 @@ def layers_of(trace: Trace) -> Layers:
     A kernel without a tag in a tagged trace belongs to a layer called after its phase.
     """
     derived = all(kernel.layer is None for kernel in trace.kernels)
-    tags = _derive(trace) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in trace.kernels]
+    tags = _derived(trace) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in trace.kernels]
     names = tuple(dict.fromkeys(tags))
     number = {name: index for index, name in enumerate(names)}
     of_kernel = tuple(number[tag] for tag in tags)
@@ -75,6 +75,26 @@ def _steps(kernels: Sequence[Kernel], of_kernel: tuple[int, ...]) -> tuple[Layer
         steps.append(LayerStep(first, stop, layer, phase))
         first = stop
     return tuple(steps)
+
+
+def _derived(trace: Trace) -> list[str]:
+    """Tags from the blocks, by the rules of `_derive`."""
+    from simgpu.graph.bulk_layers import derived_layers
+
+    found = derived_layers(trace)
+    if found is None:
+        return _derive(trace)
+    begins, layers = found
+    names = [_name(number, trace.kernels[k].op) for number, k in enumerate(begins.tolist())]
+    tags: list[str] = []
+    current = ""
+    for kernel, layer in zip(trace.kernels, layers.tolist(), strict=True):
+        if kernel.phase is Phase.OPTIMIZER:
+            tags.append("(optimizer)")
+            continue
+        current = names[layer] if layer >= 0 else current or "(backward)"
+        tags.append(current)
+    return tags
 
 
 def _derive(trace: Trace) -> list[str]:
@@ -99,7 +119,7 @@ def _derive(trace: Trace) -> list[str]:
         phase = kernel.phase
         if phase is Phase.FORWARD:
             if not current or any(last_use[name] > k for name in kernel.writes if name not in written):
-                current = f"{len(order) + 1:03d}-{_short(kernel.op)}"
+                current = _name(len(order), kernel.op)
                 order[current] = len(order)
             pair = current, op_class(kernel.op)
             for name in touches[k]:
@@ -124,9 +144,9 @@ def _saved_by(
                 same_class.add(layer)
     if len(shared) < 2:
         return next(iter(shared), None)
-    return max(shared, key=lambda layer: (layer in same_class, shared[layer], order[layer]))
+    return max(shared, key=lambda layer: (layer in same_class, shared[layer], order.get(layer, -1)))
 
 
-def _short(op: str) -> str:
-    """Operator name without its namespace."""
-    return op.rsplit("::", 1)[-1].rsplit(" ", 1)[-1].strip("_")
+def _name(number: int, op: str) -> str:
+    """The name of a layer, by its number and its first operator, without that one's namespace."""
+    return f"{number + 1:03d}-{op.rsplit('::', 1)[-1].rsplit(' ', 1)[-1].strip('_')}"
