@@ -95,6 +95,8 @@ class _Scheduling:
         for swap in placement.swaps:
             self.leaving[swap.after].append(swap)
         self.dropped: defaultdict[int, list[int]] = defaultdict(list)
+        # Blocks that were offloaded or dropped and have not been used since.
+        self.left: set[int] = set()
         for each in placement.recomputes:
             if why := self._why_not(each):
                 raise ProgramError(f"block {graph.blocks[each.block].id} cannot be recomputed: {why}")
@@ -124,8 +126,10 @@ class _Scheduling:
         state, births = self.state, self.births[k]
         touched = self.graph.reads[k] + self.graph.writes[k]
         offloaded, dropped = _State.OFFLOADED, _State.DROPPED
-        away = [b for b in touched if state[b] is offloaded or state[b] is dropped]
-        if away:
+        away: list[int] = []
+        if not self.left.isdisjoint(touched):
+            self.left.difference_update(touched)
+            away = [b for b in touched if state[b] is offloaded or state[b] is dropped]
             self._recompute_all(away, k)
         step = ScheduledLaunch(k, k, takes=tuple(births))
         for b in births:
@@ -133,14 +137,16 @@ class _Scheduling:
         for b in away:
             if state[b] is offloaded:
                 self._fetch(b, step)
-        deaths, leaving = self.deaths[k], self.dropped.get(k, ())
-        step.gives = tuple(dict.fromkeys((*deaths, *leaving)))
+        deaths, leaving = self.deaths[k], self.dropped.get(k)
+        step.gives = tuple(dict.fromkeys((*deaths, *leaving))) if leaving else tuple(deaths)
         for b in deaths:
             state[b] = _State.RELEASED
-        for b in leaving:
+        for b in leaving or ():
             state[b] = dropped
+            self.left.add(b)
         for swap in self.leaving.get(k, ()):
-            state[swap.block] = _State.OFFLOADED
+            state[swap.block] = offloaded
+            self.left.add(swap.block)
             self.swap_of[swap.block] = swap
         self.steps.append(step)
 
