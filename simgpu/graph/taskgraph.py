@@ -246,13 +246,14 @@ class TaskGraph:
         Where that is not recorded, the last use stands in for it.
         """
         releases: list[int | None] = []
-        for b, block in enumerate(self.blocks):
-            if b in self.held:
+        held = self.held
+        for b, (block, last_need) in enumerate(zip(self.blocks, self._last_needs, strict=True)):
+            if b in held:
                 releases.append(None)
             elif block.release is not None:
                 releases.append(None if block.release == RELEASED_AT_END else self.kernel_number[block.release])
             else:
-                releases.append(None if block.persistent else self._last_need(b))
+                releases.append(None if block.persistent else last_need)
         return tuple(releases)
 
     @cached_property
@@ -261,14 +262,19 @@ class TaskGraph:
 
         A persistent block stays unless the recording releases it in mid-iteration, a gradient if it is exchanged.
         """
-        recorded = self.recorded_releases
+        held = self.held
+        releases = zip(self.blocks, self.recorded_releases, self._last_needs, strict=True)
         return tuple(
-            None if b in self.held or (block.persistent and recorded[b] is None) else self._last_need(b)
-            for b, block in enumerate(self.blocks)
+            [
+                None if (block.persistent and recorded is None) or b in held else last_need
+                for b, (block, recorded, last_need) in enumerate(releases)
+            ]
         )
 
-    def _last_need(self, b: int) -> int | None:
-        return self.uses[b][-1] if self.uses[b] else self.births[b]
+    @cached_property
+    def _last_needs(self) -> list[int | None]:
+        """The last use of each block, its birth for one that is not used."""
+        return [uses[-1] if uses else birth for uses, birth in zip(self.uses, self.births, strict=True)]
 
     @property
     def open_lifetimes(self) -> tuple[int, int]:

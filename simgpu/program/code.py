@@ -184,6 +184,8 @@ class CodeWriter:
 
     def launch(self, kernel: int) -> None:
         """A kernel's first run."""
+        if len(self._rows) > 4 * _PART:
+            self._flush()
         self._rows += (LAUNCH, kernel, 0, 0)
 
     def relaunch(self, kernel: int, makes: Sequence[int]) -> None:
@@ -198,11 +200,15 @@ class CodeWriter:
         """See `Acquire`."""
         if offsets is not None:
             self.offsets[len(self)] = offsets
-        self._rows += (ACQUIRE, self.memories[memory], *self._listed_at(blocks))
+        first = self._listed + len(self._blocks)
+        self._blocks += blocks
+        self._rows += (ACQUIRE, self.memories[memory], first, first + len(blocks))
 
     def release(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Release`."""
-        self._rows += (RELEASE, self.memories[memory], *self._listed_at(blocks))
+        first = self._listed + len(self._blocks)
+        self._blocks += blocks
+        self._rows += (RELEASE, self.memories[memory], first, first + len(blocks))
 
     def initialize(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Initialize`."""
@@ -232,8 +238,6 @@ class CodeWriter:
 
     def _listed_at(self, blocks: Sequence[int]) -> tuple[int, int]:
         """List blocks; where they begin and end."""
-        if len(self._rows) > 4 * _PART:
-            self._flush()
         self._blocks += blocks
         end = self._listed + len(self._blocks)
         return end - len(blocks), end

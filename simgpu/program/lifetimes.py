@@ -11,8 +11,7 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 class Lifetimes(NamedTuple):
     """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: non-persistent
     blocks that live to the end of the iteration; reinitialized: persistent blocks that do not; the host initializes
-    them
-    again."""
+    them again."""
 
     births: list[list[int]]
     deaths: list[list[int]]
@@ -28,25 +27,22 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     >>> [[graph.blocks[b].id for b in blocks] for blocks in lifetimes(graph, graph.needed_releases).deaths]
     [[], [], ['x2', 'x3'], ['g2', 'g1']]
     """
-    births: list[list[int]] = [[] for _ in graph.kernels]
+    first = graph.births
+    births = [[b for b in writes if first[b] == k] for k, writes in enumerate(graph.writes)]
     deaths: list[list[int]] = [[] for _ in graph.kernels]
     survivors, reinitialized = [], []
-    first = graph.births
-    for k, writes in enumerate(graph.writes):
-        births[k] = [b for b in writes if first[b] == k]
-    for b, birth in enumerate(graph.births):
+    for b, (birth, release) in enumerate(zip(first, releases, strict=True)):
         if birth is None:
             continue
         if birth >= 0 and b not in births[birth]:
             births[birth].append(b)
-        release = releases[b]
         if birth == BEFORE and release is not None:
             reinitialized.append(b)
         if release is None:
             if birth != BEFORE:
                 survivors.append(b)
         else:
-            deaths[max(release, 0)].append(b)
+            deaths[release if release > 0 else 0].append(b)
     return Lifetimes(births, deaths, survivors, reinitialized)
 
 

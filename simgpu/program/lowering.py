@@ -233,7 +233,7 @@ class LayerSteps(Kernels):
 
         Before the step's first kernel, the GPU decodes the blocks that the step needs and encodes those it offloads.
         """
-        code, step = self.begin(k), self._step(k)
+        code, step = self.begin(k), self.steps[self.step_of[k]]
         if k == step.first:
             self._begin_step(k)
         self.launch(code, k, self.births[k])
