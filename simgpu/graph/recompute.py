@@ -166,7 +166,8 @@ class Ancestry:
                 why = f"kernel {kernel.id} ({kernel.op}) is not known to be repeatable"
                 return Refusal(why, k, "purity unknown" if kernel.pure is None else "not repeatable")
             for r, version in self._input_versions(k):
-                if r != b and (refusal := self._lost(r, version, b, k, refusals)):
+                available = refusals[r] is None and version == graph.last_version[r]
+                if r != b and not available and (refusal := self._lost(r, version, b, k, refusals)):
                     return refusal._replace(why=f"kernel {kernel.id} reads {graph.blocks[r].id}, {refusal.why}")
         return None
 

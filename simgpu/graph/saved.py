@@ -220,8 +220,11 @@ def saved_activations(graph: TaskGraph) -> tuple[int, ...]:
 
 def _all_saved(graph: TaskGraph) -> tuple[Activation, ...]:
     if _ALL_SAVED not in graph.kept:
-        each = (_saved(graph, b, written) for b, written in enumerate(_last_forward_writes(graph)))
-        graph.kept[_ALL_SAVED] = tuple(activation for activation in each if activation is not None)
+        is_forward = graph.is_forward
+        written = enumerate(zip(_last_forward_writes(graph), graph.uses, strict=True))
+        # Written in forward and used later.
+        each = [_saved(graph, b, k) for b, (k, uses) in written if k >= 0 and not is_forward[uses[-1]]]
+        graph.kept[_ALL_SAVED] = tuple([activation for activation in each if activation is not None])
     saved: tuple[Activation, ...] = graph.kept[_ALL_SAVED]
     return saved
 

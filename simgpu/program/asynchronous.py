@@ -116,7 +116,8 @@ class Asynchronous(Kernels):
             else:
                 self.launch(code, k, step.takes)
                 self.release(code, k, step.gives)
-        self._copy_out(k)
+        if k in self.copied_out_after:
+            self._copy_out(k)
 
     def _relaunch(self, code: CodeWriter, step: ScheduledLaunch) -> None:
         if step.takes:
@@ -127,16 +128,15 @@ class Asynchronous(Kernels):
 
     def _copy_out(self, k: int) -> None:
         """Copy out what kernel k uses for the last time before its swap."""
-        code, leaving = self.writer.code[COMPUTE], self.copied_out_after.get(k, ())
+        code, leaving = self.writer.code[COMPUTE], self.copied_out_after[k]
         for swap in leaving:
             self.writer.encode(swap)
             if swap.encoded_by_gpu:
                 code.release((swap.block,))
-        if leaving:
-            ended = self._event()
-            code.signal(ended)
-            for swap in leaving:
-                self.writer.copy_d2h(swap, self.started.get(swap, ended), release=True, free=ended)
+        ended = self._event()
+        code.signal(ended)
+        for swap in leaving:
+            self.writer.copy_d2h(swap, self.started.get(swap, ended), release=True, free=ended)
 
     def _event(self) -> int:
         self.writer.events = max(self.writer.events, self.order.events)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from simgpu.errors import ProgramError
@@ -34,7 +34,7 @@ class ScheduledLaunch:
     makes: tuple[int, ...] = ()
     takes: tuple[int, ...] = ()
     gives: tuple[int, ...] = ()
-    fetched: list[Swap] = field(default_factory=list)
+    fetched: tuple[Swap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class _Scheduling:
     def _fetch(self, b: int, step: ScheduledLaunch) -> None:
         swap = self.swap_of[b]
         self.needed[swap] = step.serves
-        step.fetched.append(swap)
+        step.fetched += (swap,)
         self.state[b] = _State.RESIDENT
 
     def _recompute_all(self, targets: Iterable[int], k: int) -> None:
@@ -171,18 +171,20 @@ class _Scheduling:
 
         temporary: blocks without a later use of their own, and the last launch that uses each.
         """
+        state, writers, inputs_of = self.state, self.ancestry.writers, self.ancestry.inputs
+        missing = _State.DROPPED, _State.RELEASED
         # Each entry: a block being recomputed, the index of its current writer, and of that writer's next input.
         stack = [(target, 0, 0)]
         while stack:
             b, writer, position = stack.pop()
-            if writer == len(self.ancestry.writers[b]):
+            if writer == len(writers[b]):
                 continue
-            kernel = self.ancestry.writers[b][writer]
-            inputs = self.ancestry.inputs[kernel]
+            kernel = writers[b][writer]
+            inputs = inputs_of[kernel]
             while position < len(inputs):
                 r = inputs[position]
                 position += 1
-                if r != b and self.state[r] in (_State.DROPPED, _State.RELEASED):
+                if r != b and state[r] in missing:
                     stack += [(b, writer, position), (r, 0, 0)]
                     break
             else:
