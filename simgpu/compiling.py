@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -52,9 +53,22 @@ def _forgiving_cache(function: Function) -> Any:
 
 
 def is_cached(module: str, function: str) -> bool:
-    """Whether an earlier process has compiled a function of a module, and numba has kept it next to the file."""
+    """Whether an earlier process has compiled a function of a module, and numba has kept it on disk."""
     path = Path(__file__).parents[1].joinpath(*module.split("."))
-    return any((path.parent / "__pycache__").glob(f"{path.name}.{function}_*.nbi"))
+    return any(next(folder.glob(f"{path.name}.{function}_*.nbi"), None) for folder in _cache_folders(path.parent))
+
+
+def _cache_folders(package: Path) -> list[Path]:
+    """Where numba keeps what it has compiled of a package: in the folder that NUMBA_CACHE_DIR names, else next to the
+    modules, or for this user where these cannot be written. Found without loading numba."""
+    own = f"{package.name}_{hashlib.sha1(str(package).encode(), usedforsecurity=False).hexdigest()}"
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        return [Path(named) / own]
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return [package / "__pycache__"]
+    return [package / "__pycache__", caches / "numba" / own]
 
 
 def is_ready(module: str, function: str) -> bool:

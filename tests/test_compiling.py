@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simgpu.compiling import compiled
+import simgpu.machine.compiled
+from simgpu.compiling import compiled, is_cached
 from simgpu.errors import MissingExtraError
 
 
@@ -41,3 +43,19 @@ def test_a_function_is_compiled_even_on_a_full_disk(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", full)
     assert compiled(twice)(21) == 42
     assert tried
+
+
+@pytest.mark.parametrize("setting", ["NUMBA_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_functions_kept_outside_the_package_are_seen(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba itself says where it keeps them."""
+    from numba.core import caching
+
+    path = Path(simgpu.machine.compiled.__file__)
+    folder = tmp_path if setting == "NUMBA_CACHE_DIR" else tmp_path / "numba"
+    kept = folder / caching.UserWideCacheLocator.get_suitable_cache_subpath(str(path))
+    kept.mkdir(parents=True)
+    monkeypatch.setenv(setting, str(tmp_path))
+    monkeypatch.setattr("simgpu.compiling.Path.glob", lambda self, pattern: iter([path] if self == kept else []))
+    assert is_cached("simgpu.machine.compiled", "execute")

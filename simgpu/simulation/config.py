@@ -19,6 +19,8 @@ _MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, 
 _SIZES = ("budget", "alignment", "more_memory")
 _OPTIONAL = ("budget", "alignment", "gpus", "pool")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange), "engine": ENGINES}
+#: Settings of a scenario that change no result.
+WITHOUT_EFFECT = frozenset({"engine"})
 _KINDS: dict[str, type | tuple[type, ...]] = {"trace": Trace, "node": NodeSpec, "policy": (str, Policy)}
 _REMEDIES = {
     "trace": "load one with simgpu.load_trace",

@@ -111,6 +111,11 @@ def test_changed_settings_are_reported(study: Path, stored: Path) -> None:
     assert "seed: 1 -> nothing" in check(study, stored).output
 
 
+def test_timings_of_one_engine_are_those_of_the_other(study: Path, stored: Path) -> None:
+    for engine in ("simpy", "compiled"):
+        assert check(study, stored, "--set", f"engine={engine}").exit_code == 0
+
+
 def test_out_of_memory_is_reported_as_a_changed_outcome(study: Path, stored: Path) -> None:
     (study.parent / "node.yaml").write_text(NODE.replace("8 GiB", "0.55 MB"))
     result = check(study, stored)

@@ -228,6 +228,11 @@ def test_a_folder_of_another_sweep_is_refused_and_restart_replaces_it(tmp_path: 
     assert len((home / "results.csv").read_text().splitlines()) == 4
 
 
+def test_a_sweep_goes_on_with_another_engine(tmp_path: Path) -> None:
+    run_sweep(small_sweep(2, engine="simpy"), folder=tmp_path / "out")
+    assert run_sweep(small_sweep(2, engine="compiled"), folder=tmp_path / "out").ran == 0
+
+
 def test_changed_files_or_another_simgpu_version_start_another_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import Comparison, PolicyRun, compare
 from simgpu.hardware.spec import HOST
 from simgpu.policies.base import plain_parameters
+from simgpu.simulation.config import WITHOUT_EFFECT
 from simgpu.simulation.result import Result
 from simgpu.timeline.model import Span
 from simgpu.timeline.streams import OWN_ENGINES
@@ -117,7 +118,7 @@ def timings_of(
         name=name or comparison.trace_name or comparison.trace.model,
         version=__version__,
         provenance=comparison.trace.provenance,
-        overrides=_plain(overrides or {}),
+        overrides=_plain({key: each for key, each in (overrides or {}).items() if key not in WITHOUT_EFFECT}),
         inputs=_flat(_plain(comparison.about())),
         policies=tuple(map(_policy_timings, comparison)),
     )

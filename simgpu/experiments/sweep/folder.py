@@ -21,6 +21,7 @@ from simgpu.experiments.sweep.fingerprint import differences
 from simgpu.experiments.sweep.store import FILE, Store, identity_fault, is_store
 from simgpu.experiments.sweep.table import columns_of, table_rows, write_csv, write_parquet
 from simgpu.io.atomic import atomic_file, unwritable
+from simgpu.simulation.config import WITHOUT_EFFECT
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -34,11 +35,18 @@ _SWEPT, WRITTEN = "swept", "written"
 
 
 def identity(sweep: Sweep) -> dict[str, Any]:
-    """The identity of a sweep as plain data. The code that runs it is part of each point's fingerprint."""
+    """The identity of a sweep as plain data, without settings that change no result.
+
+    The code that runs it is part of each point's fingerprint.
+    """
+    scenario, overrides = (
+        {key: value for key, value in settings.items() if key not in WITHOUT_EFFECT}
+        for settings in (sweep.document.values, sweep.overrides)
+    )
     swept = {
         "simgpu": __version__,
-        "scenario": dict(sweep.document.values),
-        "overrides": dict(sweep.overrides),
+        "scenario": scenario,
+        "overrides": overrides,
         "axes": [{"paths": axis.paths, "steps": list(axis.steps)} for axis in sweep.axes],
         "inputs": sweep.inputs(),
     }
