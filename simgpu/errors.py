@@ -132,6 +132,7 @@ class OutOfMemoryError(SimgpuError):
 
     waiting: description of the waiting instruction. kernel: id of the next kernel of compute, empty if there is none.
     requested, free, largest_hole, capacity: bytes. holders: blocks that hold memory, (id, bytes), largest first.
+    others: what waits for other memories at the same time, one of which may be the cause.
     SimPy recreates exceptions from `args`, so `args` contains all fields in their order.
     """
 
@@ -144,6 +145,7 @@ class OutOfMemoryError(SimgpuError):
     at_ns: int
     holders: tuple[tuple[str, int], ...] = ()
     kernel: str = ""
+    others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__init__(*(getattr(self, each.name) for each in fields(self)))
@@ -166,6 +168,7 @@ class OutOfMemoryError(SimgpuError):
             f"{format_bytes(self.requested)}, {format_bytes(self.free)} of {format_bytes(self.capacity)} are free, "
             f"largest free block {format_bytes(self.largest_hole)}"
         )
+        text = "; also: ".join((text, *self.others))
         return f"{text}; resident: {held}" if held else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from simgpu.graph.bounds import MemoryBounds, memory_bounds
 from simgpu.graph.replicate import Exchange
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import Result, simulate, task_graph
@@ -83,6 +85,7 @@ def advice(
         if memory < bounds.offloaded.bytes:
             return [*text, ("try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
     steps = [
+        *_other_memories(comparison),
         *_with_the_hosts_exchange(scenario, comparison, progress),
         *_policies_to_try(scenario, comparison, bounds is None and need > memory, written, progress),
     ]
@@ -131,6 +134,17 @@ def _policies_to_try(
     if not results:
         no_other = "more memory: none of the built-in policies that support this trace and node fits"
         yield _no_policy(trace) if kernel_too_large else no_other
+
+
+def _other_memories(comparison: Comparison) -> Iterator[str]:
+    """The memories besides device memory that policies ran out of."""
+    labels: defaultdict[str, list[str]] = defaultdict(list)
+    for run in comparison:
+        if isinstance(run.outcome, OutOfMemoryError) and not run.outcome.space.endswith(DEVICE):
+            labels[run.outcome.space].append(run.label)
+    for memory, stopped in labels.items():
+        setting = " (host.pinned_memory)" if memory == HOST else ""
+        yield f"more {memory} memory{setting}: {', '.join(stopped)} ran out of it, not of device memory"
 
 
 def _with_the_hosts_exchange(

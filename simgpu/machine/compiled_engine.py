@@ -117,7 +117,7 @@ def _run(
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
         logged = entries[: counts[machine.ENTRIES]]
         ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
-        unmet = _first_unmet(queues, tables, state[:, machine.PC], memory, holes)
+        unmet = _unmet(queues, tables, state[:, machine.PC], memory, holes)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
@@ -174,18 +174,19 @@ def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[i
     return Reached(stream, state[machine.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
 
 
-def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> Unmet | None:
-    """The first request in the queue of the first memory that has one. at: the row of each stream."""
+def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> list[Unmet]:
+    """The first request in the queue of each memory that has one. at: the row of each stream."""
     from simgpu.machine import compiled_pools as pools
 
+    unmet = []
     for m in np.flatnonzero(queues[:, 0]).tolist():
         stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.ADDRESSED]:
             hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
         requested = tables.requests[tables.ops[at[stream], 2], 1]
-        return Unmet(m, stream, int(requested), used, hole)
-    return None
+        unmet.append(Unmet(m, stream, int(requested), used, hole))
+    return unmet
 
 
 def _executed(columns: Columns) -> Ints:

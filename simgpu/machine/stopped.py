@@ -22,6 +22,7 @@ from simgpu.program.instructions import (
     Release,
 )
 from simgpu.timeline.streams import StreamId
+from simgpu.units import format_bytes
 
 
 class Reached(NamedTuple):
@@ -51,7 +52,7 @@ class StoppedRun:
     """Explains why a run stopped before all streams had finished.
 
     streams: how far each has got. iterations: how many were to run. now: when the last work ended.
-    unmet: the first request in the queue of the first memory that has one; None where no stream waits for memory.
+    unmet: the first request in the queue of each memory that has one, in the order of memories.
     """
 
     program: Program
@@ -60,7 +61,7 @@ class StoppedRun:
     streams: Sequence[Reached]
     iterations: int
     now: int
-    unmet: Unmet | None
+    unmet: Sequence[Unmet]
 
     @classmethod
     def of(cls, simulator: Simulator, program: Program, graph: TaskGraph) -> StoppedRun:
@@ -68,23 +69,34 @@ class StoppedRun:
         streams = [
             Reached(s.id, s.iteration, s.segment, s.repetition, s.position, s.finished) for s in simulator.streams
         ]
-        waiting = ((place, each) for place, each in enumerate(simulator.memories.all) if each.waiting)
-        unmet = next((Unmet(place, *_first_request(each)) for place, each in waiting), None)
+        memories = enumerate(simulator.memories.all)
+        unmet = [Unmet(place, *_first_request(each)) for place, each in memories if each.waiting]
         now = max(stream.ended for stream in simulator.streams)
         return cls(program, graph, simulator.memories, streams, simulator.iterations, now, unmet)
 
     def error(self) -> Exception:
         """The error that names who waits."""
         streams, now = self.streams, self.now
-        if self.unmet is None:
+        if not self.unmet:
             waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
             return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
-        place, rank, requested, used, hole = self.unmet
+        place, rank, requested, used, hole = self.unmet[0]
         memory = self.memories.all[place]
         capacity = memory.pool.capacity or 0
         first = next((s for s in streams if s.id.gpu == place), streams[0])
         kernel, waiting, blocks = self._next_kernel(first), self._next_work(streams[rank]), self._blocks_in(memory)
-        return OutOfMemoryError(waiting, memory.name, requested, capacity - used, hole, capacity, now, blocks, kernel)
+        # Other GPUs wait for the same reason, but a memory behind this one may be the cause.
+        others = tuple(self._other(each) for each in self.unmet[1:] if each.memory >= len(self.memories.devices))
+        return OutOfMemoryError(
+            waiting, memory.name, requested, capacity - used, hole, capacity, now, blocks, kernel, others
+        )
+
+    def _other(self, unmet: Unmet) -> str:
+        memory = self.memories.all[unmet.memory]
+        capacity = memory.pool.capacity or 0
+        free = f"{format_bytes(capacity - unmet.used)} of {format_bytes(capacity)} are free"
+        waiting = self._next_work(self.streams[unmet.stream])
+        return f"{waiting} requests {format_bytes(unmet.requested)} of {memory.name} memory, {free}"
 
     def _remaining(self, stream: Reached) -> Sequence[Instruction]:
         """The remaining instructions of a stream's segment."""

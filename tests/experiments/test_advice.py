@@ -202,3 +202,9 @@ def test_the_host_exchange_is_suggested_if_fetched_gradients_do_not_fit() -> Non
     assert steps(replace(gathered, budget=max(needs.values())))[0] == both
     assert not any("exchange" in step for step in steps(replace(gathered, budget=min(needs.values()) - 1)))
     assert not any("exchange" in step for step in steps(gathered))
+
+
+def test_another_memory_that_ran_out_is_named() -> None:
+    study = scenario(650, "vdnn")
+    study = replace(study, node=replace(study.node, host=HostSpec(50)))
+    assert steps(study)[0] == "more host memory (host.pinned_memory): vdnn ran out of it, not of device memory"

@@ -20,7 +20,7 @@ from simgpu.experiments.outputs import write_outputs
 from simgpu.explain.explanation import explain_result
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.hardware.spec import DEVICE, HOST, Duplex, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import DEVICE, HOST, Duplex, HostSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
 from simgpu.program.instructions import (
     COMPUTE,
     Acquire,
@@ -177,6 +177,14 @@ def test_a_full_ssd_is_out_of_memory_by_name() -> None:
     with pytest.raises(OutOfMemoryError, match="ssd memory") as caught:
         simulate(CHAIN, full, Spill())
     assert caught.value.holders == (("x1", 100),)
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_out_of_host_memory_names_the_full_ssd_behind_it(engine: str) -> None:
+    full = replace(NODE, more_memories=(replace(NODE.more_memories[0], capacity=128),), host=HostSpec(100))
+    with pytest.raises(OutOfMemoryError, match="out of host memory") as caught:
+        simulate(chain([5] * 4, [7] * 4, [100] * 4), full, Spill(), engine=engine)
+    assert caught.value.others == ("copy of block x2 on host2ssd requests 128 B of ssd memory, 0 B of 128 B are free",)
 
 
 def test_a_node_without_the_memory_or_its_link_is_refused() -> None:
