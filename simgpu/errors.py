@@ -166,9 +166,8 @@ class OutOfMemoryError(SimgpuError):
         text = (
             f"out of {self.space} memory at {format_time(self.at_ns)}: {self.waiting} requests "
             f"{format_bytes(self.requested)}, {format_bytes(self.free)} of {format_bytes(self.capacity)} are free, "
-            f"largest free block {format_bytes(self.largest_hole)}"
+            f"largest free block {format_bytes(self.largest_hole)}{''.join(f'; also: {each}' for each in self.others)}"
         )
-        text = "; also: ".join((text, *self.others))
         return f"{text}; resident: {held}" if held else text
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.trace.accesses import Accesses, Ints, accesses_of, first_of
+from simgpu.trace.accesses import AccessColumns, Ints, accesses_of, first_of
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
 
@@ -38,7 +38,7 @@ def derived_layers(trace: Trace) -> tuple[Ints, Ints] | None:
     return np.flatnonzero(begins), layers
 
 
-def _begins(trace: Trace, accesses: Accesses, forward: int) -> Flags:
+def _begins(trace: Trace, accesses: AccessColumns, forward: int) -> Flags:
     """Whether a layer begins with each forward kernel: it is the first, or writes a new block that is used later."""
     writes, writers, count = accesses.writes, accesses.writers, len(trace.blocks)
     persistent = np.array([bool(block.persistent) for block in trace.blocks], dtype=np.bool_)
@@ -59,7 +59,7 @@ def _classes(ops: Sequence[str]) -> Ints:
     return np.fromiter(map(of.__getitem__, ops), dtype=np.int64, count=len(ops))
 
 
-def _find_saved(layers: Ints, forward: int, backward: Flags, accesses: Accesses, classes: Ints) -> None:
+def _find_saved(layers: Ints, forward: int, backward: Flags, accesses: AccessColumns, classes: Ints) -> None:
     """Write the layers of backward kernels: those that share most blocks, layers with their own class of operator
     first, and of equals the latest."""
     kinds, count = int(classes.max(initial=0)) + 1, int(layers.max(initial=0)) + 1

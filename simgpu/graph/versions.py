@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simgpu.trace.accesses import Accesses, Ints
+from simgpu.trace.accesses import AccessColumns, Ints
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -23,13 +23,13 @@ class Versions(NamedTuple):
     last: tuple[int, ...]
 
     @classmethod
-    def of(cls, accesses: Accesses, blocks: int) -> Versions:
+    def of(cls, accesses: AccessColumns, blocks: int) -> Versions:
         """A block begins at version 0, and each write makes the next one; a kernel reads before it writes.
 
         accesses: different blocks in each kernel's reads and in its writes, numbers from 0 to `blocks`.
 
         >>> reads, writes = np.array([0, 1, 0, 0]), np.array([1, 0, 1])
-        >>> Versions.of(Accesses(reads, np.array([1, 2, 1]), writes, np.array([1, 1, 1])), 2)
+        >>> Versions.of(AccessColumns(reads, np.array([1, 2, 1]), writes, np.array([1, 1, 1])), 2)
         Versions(read=((0,), (1, 0), (1,)), written=((1,), (1,), (2,)), uses=((0, 1, 2), (0, 1, 2)), last=(1, 2))
         """
         kernels = max(len(accesses.read_counts), 1)

@@ -16,10 +16,10 @@ from simgpu.trace.model import Block, Kernel, Trace
 Ints = NDArray[np.int64]
 
 #: Of traces that cannot change, by identity, as long as they live.
-_KEPT: dict[int, Accesses] = {}
+_KEPT: dict[int, AccessColumns] = {}
 
 
-class Accesses(NamedTuple):
+class AccessColumns(NamedTuple):
     """reads, writes: numbers of blocks, kernel by kernel, each in the order of the kernel's own list. read_counts[k],
     write_counts[k]: how many of them are kernel k's. A block's number is its position in the trace."""
 
@@ -29,12 +29,12 @@ class Accesses(NamedTuple):
     write_counts: Ints
 
     @classmethod
-    def of(cls, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> Accesses:
+    def of(cls, kernels: Sequence[Kernel], blocks: Sequence[Block]) -> AccessColumns:
         """Raises `KeyError` for a name of no block, and `ValueError` for two blocks with one id.
 
         >>> from simgpu.trace.chain import chain
         >>> trace = chain([5, 7], [10, 14], [100, 200])
-        >>> accesses = Accesses.of(trace.kernels, trace.blocks)
+        >>> accesses = AccessColumns.of(trace.kernels, trace.blocks)
         >>> [trace.blocks[b].id for b in accesses.writes], accesses.write_counts.tolist()
         (['x2', 'x3', 'g2', 'g1'], [1, 1, 1, 1])
         """
@@ -60,17 +60,17 @@ class Accesses(NamedTuple):
         return np.repeat(np.arange(len(self.write_counts)), self.write_counts)
 
 
-def keep(trace: Trace, accesses: Accesses) -> None:
+def keep(trace: Trace, accesses: AccessColumns) -> None:
     """Keep the accesses of a trace that cannot change."""
     if id(trace) not in _KEPT:
         _KEPT[id(trace)] = accesses
         weakref.finalize(trace, _KEPT.pop, id(trace))
 
 
-def accesses_of(trace: Trace) -> Accesses:
+def accesses_of(trace: Trace) -> AccessColumns:
     """The accesses of a trace that was checked."""
     known = _KEPT.get(id(trace))
-    return Accesses.of(trace.kernels, trace.blocks) if known is None else known
+    return AccessColumns.of(trace.kernels, trace.blocks) if known is None else known
 
 
 def first_of(blocks: Ints, kernels: Ints, count: int, none: int) -> Ints:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simgpu.trace.accesses import Accesses, Ints, first_of
+from simgpu.trace.accesses import AccessColumns, Ints, first_of
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel
 
 #: In place of a kernel's position: there is none; after all of them.
@@ -22,11 +22,11 @@ _NONE, _END = -1, 2**62
 
 def ordered_accesses(
     kernels: Sequence[Kernel], blocks: Sequence[Block], position: Mapping[str, int]
-) -> Accesses | None:
+) -> AccessColumns | None:
     """The accesses of a trace in which every block has a value before it is read, and is used, written by the host and
     released in an order that can be; None also where that is not certain. position: of kernels by id."""
     try:
-        accesses = Accesses.of(kernels, blocks)
+        accesses = AccessColumns.of(kernels, blocks)
         hosted_at = _positions(_column(blocks, "host_write"), position)
         released_at = _positions(_column(blocks, "release"), {**position, RELEASED_AT_END: _END})
     except (KeyError, TypeError, ValueError):  # a name of no block or kernel, or no name
@@ -34,7 +34,7 @@ def ordered_accesses(
     return accesses if _is_in_order(blocks, accesses, hosted_at, released_at) else None
 
 
-def _is_in_order(blocks: Sequence[Block], accesses: Accesses, hosted_at: Ints, released_at: Ints) -> bool:
+def _is_in_order(blocks: Sequence[Block], accesses: AccessColumns, hosted_at: Ints, released_at: Ints) -> bool:
     """hosted_at[b]: the kernel before which the host writes block b. released_at[b]: the one after which it is
     released."""
     reads, readers, writes, writers = accesses.reads, accesses.readers, accesses.writes, accesses.writers

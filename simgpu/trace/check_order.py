@@ -12,7 +12,7 @@ from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SavedT
 from simgpu.trace.row_checks import Problems, Row, rows_of
 
 if TYPE_CHECKING:
-    from simgpu.trace.accesses import Accesses
+    from simgpu.trace.accesses import AccessColumns
 
 #: Similar ids are suggested only below these limits, because the search takes long: known ids, unknown ids.
 _MOST_IDS_TO_COMPARE = 2000
@@ -31,7 +31,7 @@ class _Uses:
     early: list[tuple[int, str]] = field(default_factory=list)
 
 
-def check_order(trace: Trace, problems: Problems) -> Accesses | None:
+def check_order(trace: Trace, problems: Problems) -> AccessColumns | None:
     """Add the problems that show only in execution order to `problems`. Returns the accesses of a long, valid trace.
 
     References are not checked where the trace has no kernels or no blocks at all: `check_trace` reports that once.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.graph.versions import Versions
-from simgpu.trace.accesses import Accesses
+from simgpu.trace.accesses import AccessColumns
 
 BLOCKS = 5
 lists = st.lists(st.lists(st.integers(0, BLOCKS - 1), unique=True, max_size=4), max_size=8)
@@ -32,6 +32,6 @@ def test_versions_and_uses_are_those_of_a_walk(data: st.DataObject, reads: list[
         for lists in (reads, writes)
         for number in (np.array([*chain(*lists)], int), np.array([*map(len, lists)], int))
     ]
-    made = Versions.of(Accesses(*flat), BLOCKS)
+    made = Versions.of(AccessColumns(*flat), BLOCKS)
     assert made == (tuple(read), tuple(written), tuple(map(tuple, uses)), tuple(version))
     assert all(type(number) is int for group in (*made.read, *made.written, *made.uses, made.last) for number in group)
