@@ -154,8 +154,7 @@ class OutOfMemoryError(SimgpuError):
         from simgpu.units import format_bytes, format_time
 
         held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.holders[:8])
-        rest = self.holders[8:]
-        if rest:
+        if rest := self.holders[8:]:
             held += f", and {len(rest)} more with {format_bytes(sum(size for _, size in rest))}"
         if self.requested > self.capacity:
             need, there = format_bytes(self.requested), format_bytes(self.capacity)
