@@ -38,9 +38,10 @@ ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
 NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
 # Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
 BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
-# Columns of what the log says of rows. Of work: kind, position in the timeline's names, copy, resource. Of a wait:
-# kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
-KIND, NAME, COPIED, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
+# Columns of what the log says of a code: the kind of its work, where the names begin to which its operand refers, the
+# kind of a wait. Columns of an event's source: the row that signals it, and that row's segment.
+KIND, NAMES, WAIT = range(3)
+SIGNALLED_BY, SEGMENT_OF = range(2)
 # In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
 _NOBODY, WORK = -1, -2
 _NEVER = 2**62
@@ -282,7 +283,7 @@ def _is_alone(streams: Any) -> Any:
 def execute(  # noqa: C901 - one branch per op, kept in one loop
     streams: Any, ops: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any, engines: Any,
     links: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, events: Any,
-    flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
+    sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
     again. `simgpu.machine.arrays` describes the arguments."""
@@ -304,8 +305,9 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                 pc = streams[s, PC]
                 code, operand, second = ops[pc, 0], ops[pc, 1], ops[pc, 2]
                 if code == AWAIT:
-                    number, iteration = streams[s, NUMBER], streams[s, ITERATION]
-                    target = (iteration + 1) * ops[pc, 3] + second if ops[pc, 3] else number + second
+                    segment, target = sources[operand, SEGMENT_OF], streams[s, NUMBER] + 1 - second
+                    if segment != streams[s, SEGMENT]:
+                        target = (streams[s, ITERATION] + 1) * repeats[segment] - second
                     if events[operand] < target:
                         streams[s, STATUS], streams[s, SINCE] = ON_EVENT, counts[NOW]
                         streams[s, TARGET], streams[s, EVENT] = target, operand
@@ -328,7 +330,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     for w in range(len(streams)):
                         waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
                         if waits and streams[w, TARGET] <= events[operand]:
-                            _resume(streams, w, counts, entries, ops[streams[w, PC], 4])
+                            _resume(streams, w, counts, entries, sources[operand, SIGNALLED_BY])
                             alone = False
                 elif code == ACQUIRE:
                     m = operand
@@ -340,7 +342,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                         _log(memory, m, counts[NOW], log)
                         streams[s, PC] = pc + 1
                 elif code == LAUNCH:
-                    streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + operand
+                    streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + durations[operand]
                     streams[s, BEGAN] = counts[NOW]
                 elif code == COPY:
                     e = copies[operand, ENGINE]
@@ -370,19 +372,39 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
 
 
 @_machine
-def write_columns(entries: Any, order: Any, labels: Any, sizes: Any, columns: Any) -> None:
-    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`. sizes: bytes of copies."""
+def _stream_of(first: Any, row: Any) -> Any:
+    """The stream of a row."""
+    s = 0
+    while s + 1 < len(first) and first[s + 1, 0] <= row:
+        s += 1
+    return s
+
+
+@_machine
+def write_columns(
+    entries: Any, order: Any, rows: Any, first: Any, ops: Any, before: Any, labels: Any, memories: Any, sizes: Any,
+    resources: Any, columns: Any,
+) -> None:  # fmt: skip
+    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`.
+
+    rows, first: of the program's columns. before[row]: the row of the work before it, -1 for none. labels, memories:
+    what the log says of codes and memories. sizes, resources: bytes and engines of copies.
+    """
     for n in range(columns.shape[1]):
         e = order[n]
         row, cause = entries[e, ROW], entries[e, CAUSE]
+        code = rows[row, 0]
         columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
-        columns[7, n] = entries[e, IN_ITERATION]
+        columns[5, n], columns[6, n], columns[7, n], columns[8, n] = 0, -1, entries[e, IN_ITERATION], -1
         if cause == WORK:
-            copied = labels[row, COPIED]
-            columns[1, n], columns[2, n] = labels[row, KIND], labels[row, NAME]
-            columns[5, n] = sizes[copied] if copied >= 0 else 0
-            columns[6, n], columns[8, n] = -1, labels[row, RESOURCE]
-        else:
-            columns[1, n], columns[5, n], columns[8, n] = labels[row, WAIT], 0, labels[row, WAITED]
-            columns[2, n] = -1 if cause == _NOBODY else labels[cause, REASON]
-            columns[6, n] = -1 if cause == _NOBODY else labels[cause, STREAM]
+            columns[1, n], columns[2, n] = labels[code, KIND], labels[code, NAMES] + rows[row, 1]
+            if ops[row, 0] == COPY:
+                columns[5, n], columns[8, n] = sizes[ops[row, 1]], resources[ops[row, 1]]
+            continue
+        columns[1, n], columns[2, n] = labels[code, WAIT], -1
+        if code == ACQUIRE:
+            columns[8, n] = memories[rows[row, 1]]
+        if cause != _NOBODY:
+            columns[6, n], reason = _stream_of(first, cause), before[cause]
+            if reason >= 0:
+                columns[2, n] = labels[rows[reason, 0], NAMES] + rows[reason, 1]

@@ -11,14 +11,14 @@ import numpy as np
 
 from simgpu.compiling import is_cached, is_ready
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
+from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of, work_before
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
 from simgpu.machine.log import LONGEST, Ran, in_order
 from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
-from simgpu.program.code import Ints
+from simgpu.program.code import Ints, SmallInts
 from simgpu.program.columns import Columns
 from simgpu.program.instructions import Program
 from simgpu.program.opcodes import ACQUIRE, COPY, LAUNCH, RELEASE
@@ -88,14 +88,14 @@ def _run(
     from simgpu.machine import compiled_pools as pools
 
     ops = tables.ops
-    streams, executed = len(columns.first), iterations * _executed(columns)
+    streams, executed = len(columns.first), _executed(columns)
     state = np.zeros((streams, 11), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]
-    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed)
+    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed, iterations)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
     counts = np.zeros(6, dtype=np.int64)
-    works = int(executed[ops[:, 0] >= LAUNCH].sum())
+    works = iterations * int(executed[ops[:, 0] >= LAUNCH].sum())
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
     entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
@@ -106,8 +106,8 @@ def _run(
         state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
         queues, tables.requests, tables.pieces, addresses, holes,
-        np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, 6), dtype=np.int64), counts, log,
-        uses, layouts,
+        np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
+        np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
     machine.execute(*arguments, entries)
     while counts[machine.OUTCOME] == machine.FULL:
@@ -122,21 +122,22 @@ def _run(
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
-    entries = entries[: counts[machine.ENTRIES]]
-    log_columns = np.empty((9, len(entries)), dtype=np.int64)
-    machine.write_columns(
-        entries,
+    log_columns = np.empty((9, int(counts[machine.ENTRIES])), dtype=np.int64)
+    entries = entries[: log_columns.shape[1]]
+    order, before = (
         in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]),
-        tables.labels,
-        tables.sizes,
-        log_columns,
+        work_before(ops, columns.first),
     )
-    order = (iterations % 2, 1 - iterations % 2)
+    machine.write_columns(
+        entries, order, columns.rows, columns.first, ops, before, tables.labels, tables.memories, tables.sizes,
+        tables.resources, log_columns,
+    )  # fmt: skip
+    parities = (iterations % 2, 1 - iterations % 2)
     devices = range(len(memories.devices))
     return Ran(
         log_columns,
         memories.curves(levels),
-        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in order] for m in devices],
+        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in parities] for m in devices],
         max(int(memory[m, pools.HIGH]) for m in devices),
         max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
     )
@@ -145,19 +146,19 @@ def _run(
 def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
     """Whether times stay far below 64 bits, and rates above zero."""
     ops, streams, copies = tables.ops, len(columns.first), tables.copies.astype(np.float64)
-    times = iterations * _executed(columns).astype(np.float64)
-    launches, copied = ops[:, 0] == LAUNCH, ops[:, 0] == COPY
-    total = float((times * ops[:, 1])[launches].sum())
+    executed = _executed(columns)
+    launches, copied = np.flatnonzero(ops[:, 0] == LAUNCH), np.flatnonzero(ops[:, 0] == COPY)
+    total = float((executed[launches] * tables.durations[ops[launches, 1]].astype(np.float64)).sum())
     if len(copies):
         slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
         if len(tables.capacities) and slowest < _LEAST_RATE:
             return False
         shared = copies[:, 2] + streams * copies[:, 3] / max(slowest, 1)
         longest = np.where(copies[:, 1] >= 0, copies[:, 1], shared)
-        total += float((times[copied] * longest[ops[copied, 1]]).sum())
+        total += float((executed[copied] * longest[ops[copied, 1]]).sum())
         if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
             return False
-    return total < LONGEST
+    return iterations * total < LONGEST
 
 
 def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[int]) -> Reached:
@@ -188,13 +189,14 @@ def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, ho
     return None
 
 
-def _executed(columns: Columns) -> Ints:
+def _executed(columns: Columns) -> SmallInts:
     """How often each row is executed in an iteration."""
-    return columns.repeats[columns.segments_of_rows]
+    repeats = np.tile(columns.repeats.astype(np.int32), len(columns.first))
+    return np.repeat(repeats, np.diff([*columns.first.ravel(), len(columns.rows)]))
 
 
 def _memory_arrays(
-    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: Ints
+    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: SmallInts, iterations: int
 ) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
     """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
@@ -206,7 +208,7 @@ def _memory_arrays(
     addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
     holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
     asks = (ops[:, 0] == RELEASE) | (ops[:, 0] == ACQUIRE)
-    changes = np.bincount(ops[asks, 1], weights=executed[asks], minlength=len(memory)).astype(np.int64)
+    changes = iterations * np.bincount(ops[asks, 1], executed[asks], minlength=len(memory)).astype(np.int64)
     for number, each in enumerate(memories.all):
         pool = each.pool
         memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water

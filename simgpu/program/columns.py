@@ -64,11 +64,6 @@ class Columns:
     offsets: dict[int, tuple[int, ...]]
 
     @property
-    def streams_of_rows(self) -> Ints:
-        """The stream of each row."""
-        return np.repeat(np.arange(len(self.first)), np.diff([*self.first[:, 0], len(self.rows)]))
-
-    @property
     def segments_of_rows(self) -> Ints:
         """The segment of each row."""
         segments = np.tile(np.arange(len(self.repeats)), len(self.first))
