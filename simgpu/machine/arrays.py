@@ -29,7 +29,6 @@ from simgpu.program.opcodes import (
     PASS,
     RELAUNCH,
     RELEASE,
-    SIGNAL,
 )
 from simgpu.timeline.model import SpanKind
 
@@ -117,7 +116,7 @@ class TableWriter:
         return np.flatnonzero(reduce(or_, [self.code == code for code in codes]))
 
     def _gpu_of(self, rows: Ints) -> Ints:
-        return self.gpus[np.searchsorted(self.columns.first[:, 0], rows, side="right") - 1]
+        return self.gpus[self.columns.streams_of(rows)]
 
     def _durations(self) -> Ints:
         """Those of kernels, then of encoding and decoding, one for each such row."""
@@ -128,7 +127,7 @@ class TableWriter:
             forms = [self.graph.encoded[form] for form in self.first[rows].tolist()]
             times = [form.encode_ns if code == ENCODE else form.decode_ns for form in forms]
             parts.append(np.array(times, dtype=np.int64))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if any(map(len, parts[1:])) else parts[0]
 
     def _copies(self) -> tuple[Ints, int, Ints, Ints, SmallInts]:
         """The table of copies, one for each way of a block; how many engines; the capacities of links; and the sizes
@@ -249,11 +248,8 @@ class TableWriter:
 
     def _sources(self) -> SmallInts:
         """For each event the row that signals it, and that row's segment."""
-        rows, first = self._rows(SIGNAL), self.columns.first
-        sources = np.zeros((len(self.columns.events), 2), dtype=np.int32)
-        sources[self.first[rows], 0] = rows
-        sources[self.first[rows], 1] = (np.searchsorted(first.ravel(), rows, side="right") - 1) % first.shape[1]
-        return sources
+        signals = self.columns.signals
+        return np.stack([signals, self.columns.segments_of(signals)], axis=1).astype(np.int32)
 
     def _labels(self) -> SmallInts:
         """For each code the kind of its work, where the names begin to which its first operand refers, and the kind of
@@ -267,19 +263,6 @@ class TableWriter:
         labels[ACQUIRE, 2] = SpanKind.STALL_MEMORY
         labels[[COPY, COPY_AS], 2] = SpanKind.STALL_ENGINE
         return labels
-
-
-def work_before(ops: SmallInts, first: Ints) -> SmallInts:
-    """For each row the last row of work before it in its part, -1 for none. first: where the parts begin."""
-    rows = np.arange(len(ops), dtype=np.int32)
-    works = np.where(ops[:, 0] >= LAUNCH, rows, np.int32(-1))
-    before = np.full(len(ops), -1, dtype=np.int32)
-    np.maximum.accumulate(works[:-1], out=before[1:])
-    # From here on the rows of the parts' beginnings.
-    rows[:] = 0
-    rows[first.ravel()] = first.ravel()
-    before[before < np.maximum.accumulate(rows)] = -1
-    return before
 
 
 def _alone(sizes: Ints, rates: Ints, latencies: Ints) -> Ints:

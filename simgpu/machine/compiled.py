@@ -36,8 +36,9 @@ ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
 # Counters: now, entries of the log, whether memory that somebody waits for was released, and by which row; when the
 # flows last progressed; how the run ended.
 NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
-# Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
-BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
+# Columns of the log's entries: stream, row, iteration, the row that ended a wait. Of their spans: begin, end.
+BY_STREAM, ROW, IN_ITERATION, CAUSE = range(4)
+SINCE_NS, TO_NS = range(2)
 # Columns of what the log says of a code: the kind of its work, where the names begin to which its operand refers, the
 # kind of a wait. Columns of an event's source: the row that signals it, and that row's segment.
 KIND, NAMES, WAIT = range(3)
@@ -56,27 +57,27 @@ def _log(memory: Any, m: Any, now: Any, log: Any) -> None:
 
 
 @_machine
-def _resume(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
+def _resume(streams: Any, s: Any, counts: Any, entries: Any, spans: Any, cause: Any) -> None:
     """A stream steps past the row at which it waited; the wait is noted if it took time."""
-    _note(streams, s, counts, entries, cause)
+    _note(streams, s, counts, entries, spans, cause)
     streams[s, PC] += 1
     streams[s, STATUS] = READY
 
 
 @_machine
-def _enter(streams: Any, s: Any, since: Any, cause: Any, counts: Any, entries: Any) -> None:
+def _enter(streams: Any, s: Any, since: Any, cause: Any, counts: Any, entries: Any, spans: Any) -> None:
     """Write an entry of the log that ends now."""
     n = counts[ENTRIES]
     entries[n, BY_STREAM], entries[n, ROW], entries[n, CAUSE] = s, streams[s, PC], cause
-    entries[n, SINCE_NS], entries[n, TO_NS], entries[n, IN_ITERATION] = since, counts[NOW], streams[s, ITERATION]
+    entries[n, IN_ITERATION], spans[n, SINCE_NS], spans[n, TO_NS] = streams[s, ITERATION], since, counts[NOW]
     counts[ENTRIES] = n + 1
 
 
 @_machine
-def _note(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
+def _note(streams: Any, s: Any, counts: Any, entries: Any, spans: Any, cause: Any) -> None:
     since, now = streams[s, SINCE], counts[NOW]
     if now > since:
-        _enter(streams, s, since, cause, counts, entries)
+        _enter(streams, s, since, cause, counts, entries, spans)
 
 
 @_machine
@@ -172,7 +173,7 @@ def _begin(streams: Any, s: Any, ops: Any, copies: Any, now: Any) -> None:
 
 
 @_machine
-def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, entries: Any) -> None:
+def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, entries: Any, spans: Any) -> None:
     """Streams whose work has ended go on, in order; the next copy in the queue of a freed engine begins."""
     now = counts[NOW]
     # What begins below may end at this instant, but not in this round.
@@ -183,7 +184,7 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
         if streams[s, STATUS] != ARRIVED:
             continue
         pc = streams[s, PC]
-        _enter(streams, s, streams[s, BEGAN], WORK, counts, entries)
+        _enter(streams, s, streams[s, BEGAN], WORK, counts, entries, spans)
         if ops[pc, 0] == COPY:
             e = copies[ops[pc, 1], ENGINE]
             if engines[e, 1] == 0:
@@ -193,7 +194,7 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
                 engines[e, 1] -= 1
                 for k in range(engines[e, 1]):
                     engines[e, 2 + k] = engines[e, 3 + k]
-                _note(streams, following, counts, entries, _NOBODY)
+                _note(streams, following, counts, entries, spans, _NOBODY)
                 _begin(streams, following, ops, copies, now)
         streams[s, PC] += 1
         streams[s, STATUS] = READY
@@ -202,7 +203,7 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
 @_machine
 def _grant(
     streams: Any, ops: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, log: Any,
-    counts: Any, entries: Any,
+    counts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Serve the queues for memory, first in, first out."""
     counts[FREED] = 0
@@ -216,7 +217,7 @@ def _grant(
             for k in range(1, queues[m, 0] + 1):
                 queues[m, k] = queues[m, k + 1]
             _log(memory, m, counts[NOW], log)
-            _resume(streams, s, counts, entries, counts[BY])
+            _resume(streams, s, counts, entries, spans, counts[BY])
 
 
 @_machine
@@ -283,7 +284,7 @@ def _is_alone(streams: Any) -> Any:
 def execute(  # noqa: C901 - one branch per op, kept in one loop
     streams: Any, ops: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any, engines: Any,
     links: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, events: Any,
-    sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
+    sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
     again. `simgpu.machine.arrays` describes the arguments."""
@@ -296,7 +297,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
             s = _most_urgent(streams, ops)
             # Waiting requests are granted after the releases of this instant and before its new requests.
             if counts[FREED] and (s < 0 or ops[streams[s, PC], 0] >= ACQUIRE):
-                _grant(streams, ops, memory, queues, requests, pieces, addresses, holes, log, counts, entries)
+                _grant(streams, ops, memory, queues, requests, pieces, addresses, holes, log, counts, entries, spans)
                 continue
             if s < 0:
                 break
@@ -330,7 +331,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     for w in range(len(streams)):
                         waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
                         if waits and streams[w, TARGET] <= events[operand]:
-                            _resume(streams, w, counts, entries, sources[operand, SIGNALLED_BY])
+                            _resume(streams, w, counts, entries, spans, sources[operand, SIGNALLED_BY])
                             alone = False
                 elif code == ACQUIRE:
                     m = operand
@@ -368,7 +369,19 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
         counts[NOW] = at
         if links.shape[1]:
             _pass_bytes(streams, flows, ops, copies, links, counts)
-        _complete(streams, ops, copies, engines, counts, entries)
+        _complete(streams, ops, copies, engines, counts, entries, spans)
+
+
+@_machine
+def find_work(ops: Any, begins: Any, before: Any) -> None:
+    """Write for each row the last row of work before it in its part, -1 for none. begins: of the parts."""
+    last, part = -1, 0
+    for row in range(len(ops)):
+        if part < len(begins) and begins[part] == row:
+            last, part = -1, part + 1
+        before[row] = last
+        if ops[row, 0] >= LAUNCH:
+            last = row
 
 
 @_machine
@@ -382,8 +395,8 @@ def _stream_of(first: Any, row: Any) -> Any:
 
 @_machine
 def write_columns(
-    entries: Any, order: Any, rows: Any, first: Any, ops: Any, before: Any, labels: Any, memories: Any, sizes: Any,
-    resources: Any, columns: Any,
+    entries: Any, spans: Any, order: Any, rows: Any, first: Any, ops: Any, before: Any, labels: Any, memories: Any,
+    sizes: Any, resources: Any, columns: Any,
 ) -> None:  # fmt: skip
     """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`.
 
@@ -394,7 +407,7 @@ def write_columns(
         e = order[n]
         row, cause = entries[e, ROW], entries[e, CAUSE]
         code = rows[row, 0]
-        columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
+        columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], spans[e, SINCE_NS], spans[e, TO_NS]
         columns[5, n], columns[6, n], columns[7, n], columns[8, n] = 0, -1, entries[e, IN_ITERATION], -1
         if cause == WORK:
             columns[1, n], columns[2, n] = labels[code, KIND], labels[code, NAMES] + rows[row, 1]

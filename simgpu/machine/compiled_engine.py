@@ -11,7 +11,7 @@ import numpy as np
 
 from simgpu.compiling import is_cached, is_ready
 from simgpu.hardware.spec import NodeSpec
-from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of, work_before
+from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
 from simgpu.machine.log import LONGEST, Ran, in_order
@@ -98,7 +98,8 @@ def _run(
     works = iterations * int(executed[ops[:, 0] >= LAUNCH].sum())
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
-    entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
+    entries = np.empty((2 * works + 2 * streams + 64, 4), dtype=np.int32)
+    spans = np.empty((len(entries), 2), dtype=np.int64)
     queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
     links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
     links[0] = tables.capacities
@@ -109,29 +110,24 @@ def _run(
         np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
         np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
-    machine.execute(*arguments, entries)
+    machine.execute(*arguments, entries, spans)
     while counts[machine.OUTCOME] == machine.FULL:
         entries = np.concatenate((entries, np.empty_like(entries)))
-        machine.execute(*arguments, entries)
+        spans = np.concatenate((spans, np.empty_like(spans)))
+        machine.execute(*arguments, entries, spans)
     if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
-        logged = entries[: counts[machine.ENTRIES]]
-        ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
+        worked = entries[: counts[machine.ENTRIES], machine.CAUSE] == machine.WORK
+        ended = int(spans[: len(worked)][worked, machine.TO_NS].max(initial=0))
         unmet = _first_unmet(queues, tables, state[:, machine.PC], memory, holes)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
-    log_columns = np.empty((9, int(counts[machine.ENTRIES])), dtype=np.int64)
-    entries = entries[: log_columns.shape[1]]
-    order, before = (
-        in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]),
-        work_before(ops, columns.first),
-    )
-    machine.write_columns(
-        entries, order, columns.rows, columns.first, ops, before, tables.labels, tables.memories, tables.sizes,
-        tables.resources, log_columns,
-    )  # fmt: skip
+    # What is left of the tables is all that the log needs; the others are larger than it.
+    del arguments, executed
+    tables.requests = tables.pieces = tables.copies = tables.requests[:0].copy()
+    log_columns = _log_columns(columns, tables, entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]])
     parities = (iterations % 2, 1 - iterations % 2)
     devices = range(len(memories.devices))
     return Ran(
@@ -141,6 +137,21 @@ def _run(
         max(int(memory[m, pools.HIGH]) for m in devices),
         max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
     )
+
+
+def _log_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, spans: Ints) -> Ints:
+    """The columns of the log's entries."""
+    from simgpu.machine import compiled as machine
+
+    order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
+    before = np.empty(len(tables.ops), dtype=np.int32)
+    machine.find_work(tables.ops, columns.first.ravel(), before)
+    log_columns = np.empty((9, len(entries)), dtype=np.int64)
+    machine.write_columns(
+        entries, spans, order, columns.rows, columns.first, tables.ops, before, tables.labels, tables.memories,
+        tables.sizes, tables.resources, log_columns,
+    )  # fmt: skip
+    return log_columns
 
 
 def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:

@@ -143,7 +143,7 @@ def test_a_lowered_program_and_its_instructions_have_the_same_columns(placement:
     assert other is not None
     assert one.rows.tolist() == other.rows.tolist()
     assert one.blocks.tolist() == other.blocks.tolist()
-    assert one.events == other.events
+    assert one.events.tolist() == other.events.tolist()
     assert plain == program
 
 
