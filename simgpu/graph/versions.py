@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
@@ -49,9 +49,9 @@ class Versions(NamedTuple):
         numbers = list(range(kernels))
         users = map(numbers.__getitem__, (touched % kernels).tolist())
         return cls(
-            _grouped(earlier.tolist(), [*map(len, reads)]),
-            _grouped(written.tolist(), [*map(len, writes)]),
-            _grouped(users, counts.tolist()),
+            _shared(_grouped(earlier.tolist(), [*map(len, reads)])),
+            _shared(_grouped(written.tolist(), [*map(len, writes)])),
+            tuple(_grouped(users, counts.tolist())),
             tuple(last.tolist()),
         )
 
@@ -63,6 +63,12 @@ def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return numbers, np.repeat(np.arange(len(lists)), counts)
 
 
-def _grouped(numbers: Iterable[int], counts: Sequence[int]) -> Groups:
+def _grouped(numbers: Iterable[int], counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     flat = tuple(numbers)
-    return tuple([flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)])
+    return (flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True))
+
+
+def _shared(groups: Iterable[tuple[int, ...]]) -> Groups:
+    """The groups with one object for all that are equal: most versions are 0 and 1."""
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    return tuple([known.setdefault(group, group) for group in groups])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
@@ -11,11 +11,10 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 class Lifetimes(NamedTuple):
     """births[k], deaths[k]: blocks whose lifetime begins before kernel k, and ends after it. survivors: non-persistent
     blocks that live to the end of the iteration; reinitialized: persistent blocks that do not; the host initializes
-    them
-    again."""
+    them again."""
 
-    births: list[list[int]]
-    deaths: list[list[int]]
+    births: list[Sequence[int]]
+    deaths: list[Sequence[int]]
     survivors: list[int]
     reinitialized: list[int]
 
@@ -28,25 +27,29 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     >>> [[graph.blocks[b].id for b in blocks] for blocks in lifetimes(graph, graph.needed_releases).deaths]
     [[], [], ['x2', 'x3'], ['g2', 'g1']]
     """
-    births: list[list[int]] = [[] for _ in graph.kernels]
-    deaths: list[list[int]] = [[] for _ in graph.kernels]
+    births: list[Sequence[int]] = [()] * len(graph.kernels)
+    # Lists only where a block ends.
+    deaths: list[Any] = [()] * len(graph.kernels)
     survivors, reinitialized = [], []
     first = graph.births
     for k, writes in enumerate(graph.writes):
-        births[k] = [b for b in writes if first[b] == k]
+        born = tuple([b for b in writes if first[b] == k])
+        births[k] = writes if born == writes else born
     for b, birth in enumerate(graph.births):
         if birth is None:
             continue
         if birth >= 0 and b not in births[birth]:
-            births[birth].append(b)
+            births[birth] = (*births[birth], b)
         release = releases[b]
         if birth == BEFORE and release is not None:
             reinitialized.append(b)
         if release is None:
             if birth != BEFORE:
                 survivors.append(b)
+        elif ended := deaths[max(release, 0)]:
+            ended.append(b)
         else:
-            deaths[max(release, 0)].append(b)
+            deaths[max(release, 0)] = [b]
     return Lifetimes(births, deaths, survivors, reinitialized)
 
 
