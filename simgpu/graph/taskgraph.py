@@ -118,16 +118,20 @@ class TaskGraph:
     @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
-        from simgpu.graph.versions import Versions
+        from simgpu.graph.versions import Versions, shared
 
-        number = {block.id: index for index, block in enumerate(trace.blocks)}
+        # A large graph is mostly numbers and small tuples, so equal ones are one object.
+        numbers = list(range(max(len(trace.kernels), len(trace.blocks))))
+        number = dict(zip([block.id for block in trace.blocks], numbers, strict=False))
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
         # Programs number streams from 0, whatever their numbers in the recording.
         streams = {
             recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))
         }
-        reads = [tuple(map(number.__getitem__, kernel.reads)) for kernel in trace.kernels]
-        writes = [tuple(map(number.__getitem__, kernel.writes)) for kernel in trace.kernels]
-        versions = Versions.of(reads, writes, len(number))
+        reads = shared((tuple(map(number.__getitem__, kernel.reads)) for kernel in trace.kernels), known)
+        writes = shared((tuple(map(number.__getitem__, kernel.writes)) for kernel in trace.kernels), known)
+        del known
+        versions = Versions.of(reads, writes, len(number), numbers)
         sizes = tuple([block.bytes for block in trace.blocks])
         return cls(
             trace=trace,
@@ -135,8 +139,8 @@ class TaskGraph:
             sizes=sizes,
             copy_sizes=sizes,
             streams=tuple([streams[kernel.stream] for kernel in trace.kernels]),
-            reads=tuple(reads),
-            writes=tuple(writes),
+            reads=reads,
+            writes=writes,
             read_versions=versions.read,
             write_versions=versions.written,
             uses=versions.uses,

@@ -23,10 +23,17 @@ class Versions(NamedTuple):
     last: tuple[int, ...]
 
     @classmethod
-    def of(cls, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], blocks: int) -> Versions:
+    def of(
+        cls,
+        reads: Sequence[Sequence[int]],
+        writes: Sequence[Sequence[int]],
+        blocks: int,
+        numbers: Sequence[int] | None = None,
+    ) -> Versions:
         """A block begins at version 0, and each write makes the next one; a kernel reads before it writes.
 
-        reads[k], writes[k]: different blocks each, numbers from 0 to `blocks`.
+        reads[k], writes[k]: different blocks each, numbers from 0 to `blocks`. numbers: 0, 1 and so on, as the objects
+        to use.
 
         >>> Versions.of([(0,), (1, 0), (0,)], [(1,), (0,), (1,)], 2)
         Versions(read=((0,), (1, 0), (1,)), written=((1,), (1,), (2,)), uses=((0, 1, 2), (0, 1, 2)), last=(1, 2))
@@ -45,12 +52,11 @@ class Versions(NamedTuple):
         touched = np.sort(np.concatenate([keys, read_blocks * kernels + readers]))
         touched = touched[np.append(True, touched[1:] != touched[:-1])[: len(touched)]]
         counts = np.bincount(touched // kernels, minlength=blocks)
-        # All uses by a kernel share one number object.
-        numbers = list(range(kernels))
-        users = map(numbers.__getitem__, (touched % kernels).tolist())
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        users = map((numbers or range(kernels)).__getitem__, (touched % kernels).tolist())
         return cls(
-            _shared(_grouped(earlier.tolist(), [*map(len, reads)])),
-            _shared(_grouped(written.tolist(), [*map(len, writes)])),
+            shared(_grouped(earlier.tolist(), [*map(len, reads)]), known),
+            shared(_grouped(written.tolist(), [*map(len, writes)]), known),
             tuple(_grouped(users, counts.tolist())),
             tuple(last.tolist()),
         )
@@ -68,7 +74,6 @@ def _grouped(numbers: Iterable[int], counts: Sequence[int]) -> Iterator[tuple[in
     return (flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True))
 
 
-def _shared(groups: Iterable[tuple[int, ...]]) -> Groups:
-    """The groups with one object for all that are equal: most versions are 0 and 1."""
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+def shared(groups: Iterable[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, ...]]) -> Groups:
+    """The groups with one object for all that are equal. known: objects for groups, to which new ones are added."""
     return tuple([known.setdefault(group, group) for group in groups])

@@ -16,6 +16,9 @@ from simgpu.program.instructions import DEVICE, HOST
 from simgpu.program.opcodes import RELAUNCH
 from simgpu.program.paging import Paged, Remote
 
+#: The most kernels of a graph whose accesses are kept for other programs.
+_KEPT = 100_000
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -138,9 +141,9 @@ def _facts(graph: TaskGraph) -> SmallInts:
 
 def _accesses(graph: TaskGraph, columns: Columns) -> tuple[SmallInts, SmallInts]:
     """The kernels' rows, and the accesses to which they refer."""
-    if ("accesses",) not in graph.kept:
-        graph.kept["accesses",] = _first_accesses(graph)
-    kernels, accesses = graph.kept["accesses",]
+    kernels, accesses = graph.kept.get(("accesses",)) or _first_accesses(graph)
+    if len(kernels) <= _KEPT:
+        graph.kept["accesses",] = kernels, accesses
     again = sorted(set(columns.rows[np.flatnonzero(columns.rows[:, 0] == RELAUNCH), 1].tolist()))
     if not again:
         return kernels, accesses

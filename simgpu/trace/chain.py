@@ -25,15 +25,17 @@ def chain(forward_ns: Sequence[int], backward_ns: Sequence[int], bytes_: Sequenc
     values = [f"x{n}" for n in range(1, count + 2)]
     layers = [f"L{n}" for n in range(1, count + 1)]
     blocks = [Block(values[0], bytes_[0], BlockKind.INPUT, persistent=True, layer=layers[0])]
-    kernels = []
+    kernels, reads = [], (values[0],)
     for n, (duration, layer) in enumerate(zip(forward_ns, layers, strict=True), 1):
         size = bytes_[n] if n < count else 0
         blocks.append(Block(values[n], size, BlockKind.ACTIVATION, layer=layer))
-        kernels.append(Kernel(f"F{n}", op, Phase.FORWARD, duration, (values[n - 1],), (values[n],), layer, pure=True))
+        writes = (values[n],)
+        kernels.append(Kernel(f"F{n}", op, Phase.FORWARD, duration, reads, writes, layer, pure=True))
+        reads = writes
     gradient, name = values[count], f"{op}_backward"
     for n, layer in zip(range(count, 0, -1), reversed(layers), strict=True):
-        reads, gradient = (values[n - 1], gradient), f"g{n}"
+        both, gradient = (values[n - 1], gradient), f"g{n}"
         blocks.append(Block(gradient, 0, BlockKind.GRADIENT, layer=layer))
-        kernels.append(Kernel(f"B{n}", name, Phase.BACKWARD, backward_ns[n - 1], reads, (gradient,), layer, pure=True))
+        kernels.append(Kernel(f"B{n}", name, Phase.BACKWARD, backward_ns[n - 1], both, (gradient,), layer, pure=True))
     info = TraceInfo("chain", 1, "hand-made", "float32", Origin.MODELLED, "simgpu.trace.chain")
     return Trace(info, tuple(kernels), tuple(blocks), name="chain")
