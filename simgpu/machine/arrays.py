@@ -24,9 +24,7 @@ from simgpu.program.opcodes import (
     COPY_AS,
     DECODE,
     ENCODE,
-    INITIALIZE,
     LAUNCH,
-    PASS,
     RELAUNCH,
     RELEASE,
 )
@@ -34,9 +32,6 @@ from simgpu.timeline.model import SpanKind
 
 #: Times and amounts of memory below this can be added without passing 64 bits.
 SAFE = 2**61
-#: What the machine does for each code of a program's columns; values cost it nothing.
-_CODES = np.arange(INITIALIZE + 1, dtype=np.int32)
-_CODES[[RELAUNCH, ENCODE, DECODE]], _CODES[COPY_AS], _CODES[INITIALIZE] = LAUNCH, COPY, PASS
 #: Billionths of so many bytes pass 64 bits.
 _MOST_BYTES = 2**63 // NANO
 #: Links that a copy passes, at most: its own, and two switches.
@@ -49,14 +44,15 @@ _PART = 2**16
 class ProgramTables:
     """The tables that `simgpu.machine.compiled` describes.
 
-    ops[row]: what the machine does, and two operands. Of LAUNCH, a position in `durations`. COPY a row of `copies`.
-    ACQUIRE, RELEASE the memory, and a row of `requests`, whose blocks are a part of `pieces`. SIGNAL, AWAIT the event,
-    and the lag of a wait. sources[event]: the row that signals it, and that row's segment. engines: how many.
-    capacities: of the links in the copies' paths. sizes, resources: bytes of the copies, and their engines' positions
-    among the timeline's resources. labels, memories: what the log says of codes, and of the columns' memories.
+    numbers[row]: of a kernel or a codec, a position in `durations`; of a copy, a row of `copies`; of a request,
+    a row of `requests`, whose blocks are a part of `pieces`. places[stream, memory]: of the columns' memories, among all
+    of the run. sources[event]: the row that signals it, and that row's segment. engines: how many. capacities: of the
+    links in the copies' paths. sizes, resources: bytes of the copies, and their engines' positions among the timeline's
+    resources. labels, memories: what the log says of codes, and of the columns' memories.
     """
 
-    ops: SmallInts
+    numbers: SmallInts
+    places: SmallInts
     durations: Ints
     copies: Ints
     requests: Ints
@@ -84,46 +80,33 @@ class TableWriter:
         self._bytes = 0.0  # that the requests so far have asked for
         self.gpus = np.array([stream.gpu for stream in checked.program.streams], dtype=np.int64)
         self.code, self.first, self.second, self.third = columns.rows.T
-        self.ops = columns.rows[:, :3].copy()
-        self.ops[:, 0] = _CODES[self.code]
+        self.numbers = np.zeros(len(self.code), dtype=np.int32)
 
     def tables(self) -> ProgramTables:
         """All tables."""
-        names = [
-            self.memories.names.index(name) if name in self.memories.names else -1 for name in self.columns.memories
-        ]
-        places = np.array(names, dtype=np.int32)
+        known = self.memories.names
+        names = np.array([known.index(each) if each in known else -1 for each in self.columns.memories], dtype=np.int32)
+        places = np.where(names == 0, self.gpus[:, None], len(self.memories.devices) - 1 + names).astype(np.int32)
         durations = self._durations()
         copies, engines, capacities, sizes, resources = self._copies()
         requests, pieces = self._requests(places)
         sources, labels = self._sources(), self._labels()
         return ProgramTables(
-            self.ops,
-            durations,
-            copies,
-            requests,
-            pieces,
-            sources,
-            engines,
-            capacities,
-            sizes,
-            resources,
-            labels,
-            places,
-        )
+            self.numbers, places, durations, copies, requests, pieces, sources, engines, capacities, sizes, resources,
+            labels, names,
+        )  # fmt: skip
 
     def _rows(self, *codes: int) -> Ints:
         return np.flatnonzero(reduce(or_, [self.code == code for code in codes]))
 
-    def _gpu_of(self, rows: Ints) -> Ints:
-        return self.gpus[self.columns.streams_of(rows)]
-
     def _durations(self) -> Ints:
         """Those of kernels, then of encoding and decoding, one for each such row."""
         parts = [self.graph.columns.durations]
+        rows = self._rows(LAUNCH, RELAUNCH)
+        self.numbers[rows] = self.first[rows]
         for code in (ENCODE, DECODE):
             rows = self._rows(code)
-            self.ops[rows, 1] = np.arange(len(rows)) + sum(map(len, parts))
+            self.numbers[rows] = np.arange(len(rows)) + sum(map(len, parts))
             forms = [self.graph.encoded[form] for form in self.first[rows].tolist()]
             times = [form.encode_ns if code == ENCODE else form.decode_ns for form in forms]
             parts.append(np.array(times, dtype=np.int64))
@@ -134,8 +117,8 @@ class TableWriter:
         and the engines' positions of the copies."""
         rows, names, flows = self._rows(COPY, COPY_AS), self.columns.memories, self.engines.flows
         count, blocks = len(names), max(len(self.graph.blocks), 1)
-        ways = (self._gpu_of(rows) * count + self.second[rows]) * count + self.third[rows]
-        distinct, self.ops[rows, 1] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
+        ways = (self.gpus[self.columns.streams_of(rows)] * count + self.second[rows]) * count + self.third[rows]
+        distinct, self.numbers[rows] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
         used, way = np.unique(distinct // blocks, return_inverse=True)
         lanes, resources = [], []
         for gpu, pair in (divmod(each, count**2) for each in used.tolist()):
@@ -183,10 +166,7 @@ class TableWriter:
         raise KeyError(f"no link from {src} to {dst}")
 
     def _requests(self, places: SmallInts) -> tuple[Ints, Ints]:
-        """The table of requests, one for each row that asks for memory or releases it, and that of their pieces.
-
-        places: of the columns' memories, among the memories' names.
-        """
+        """The table of requests, one for each row that asks for memory or releases it, and that of their pieces."""
         rows, compressed = self._rows(ACQUIRE, RELEASE), self.graph.compressed
         carved = [compressed.carved_by((b,)) for b in range(len(self.graph.blocks))] if compressed else []
         owned = np.array(carved, dtype=np.int64)
@@ -195,9 +175,8 @@ class TableWriter:
         pieces, count = [np.empty((0, 3), dtype=np.int64)], 0
         for begin in range(0, len(rows), _PART):
             part = rows[begin : begin + _PART]
-            name = places[self.first[part]]
-            place = np.where(name == 0, self._gpu_of(part), len(self.memories.devices) - 1 + name)
-            self.ops[part, 1], self.ops[part, 2] = place, np.arange(begin, begin + len(part))
+            self.numbers[part] = np.arange(begin, begin + len(part))
+            place = places[self.columns.streams_of(part), self.first[part]]
             sums, kept, ends = self._requested(part, place, owned)
             own = requests[begin : begin + len(part) + 1]
             own[:-1, :3], own[1:, 3] = sums, count + ends
@@ -205,7 +184,7 @@ class TableWriter:
             count += len(kept)
         return requests, np.concatenate(pieces)
 
-    def _requested(self, rows: Ints, place: Ints, owned: Ints) -> tuple[Ints, Ints, Ints]:
+    def _requested(self, rows: Ints, place: SmallInts, owned: Ints) -> tuple[Ints, Ints, Ints]:
         """Bytes without and with padding and of buddy memory that rows request; their pieces, and where each row's end.
 
         place: of the row's memory. owned: bytes of buddy memory of each block.
@@ -223,7 +202,7 @@ class TableWriter:
         pieces = np.stack([blocks, used, self._offsets(rows, bounds)], axis=1)[kept]
         return np.stack(sums, axis=1), pieces, np.concatenate([[0], np.cumsum(kept)])[bounds[1:]]
 
-    def _sizes(self, blocks: SmallInts, of_memory: Ints) -> tuple[Ints, Ints]:
+    def _sizes(self, blocks: SmallInts, of_memory: SmallInts) -> tuple[Ints, Ints]:
         """Bytes of blocks in memories, without and with padding."""
         live = np.zeros(len(blocks), dtype=np.int64)
         used = np.zeros(len(blocks), dtype=np.int64)
@@ -254,7 +233,7 @@ class TableWriter:
     def _labels(self) -> SmallInts:
         """For each code the kind of its work, where the names begin to which its first operand refers, and the kind of
         a wait at it."""
-        labels = np.zeros((len(_CODES), 3), dtype=np.int32)
+        labels = np.zeros((COPY_AS + 1, 3), dtype=np.int32)
         labels[:, 1:] = len(self.graph.kernels), SpanKind.STALL_EVENT
         kinds = ((RELAUNCH, SpanKind.RECOMPUTE), (ENCODE, SpanKind.ENCODE), (DECODE, SpanKind.DECODE))
         for code, kind in ((LAUNCH, SpanKind.COMPUTE), (COPY, SpanKind.COPY), (COPY_AS, SpanKind.COPY), *kinds):

@@ -87,15 +87,15 @@ def _run(
     from simgpu.machine import compiled as machine
     from simgpu.machine import compiled_pools as pools
 
-    ops = tables.ops
-    streams, executed = len(columns.first), _executed(columns)
+    rows, streams, executed = columns.rows, len(columns.first), _executed(columns)
     state = np.zeros((streams, 11), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]
-    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed, iterations)
+    memory, addresses, holes, log, begins = _memory_arrays(pools, columns, tables, memories, executed, iterations)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
     counts = np.zeros(6, dtype=np.int64)
-    works = iterations * int(executed[ops[:, 0] >= LAUNCH].sum())
+    works = iterations * int(executed[rows[:, 0] >= LAUNCH].sum())
+    del executed
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
     entries = np.empty((2 * works + 2 * streams + 64, 4), dtype=np.int32)
@@ -104,9 +104,9 @@ def _run(
     links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
     links[0] = tables.capacities
     arguments = (
-        state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
+        state, rows, tables.numbers, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
-        queues, tables.requests, tables.pieces, addresses, holes,
+        tables.places, queues, tables.requests, tables.pieces, addresses, holes,
         np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
         np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _run(
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
     # What is left of the tables is all that the log needs; the others are larger than it.
-    del arguments, executed
+    del arguments
     tables.requests = tables.pieces = tables.copies = tables.requests[:0].copy()
     log_columns = _log_columns(columns, tables, entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]])
     parities = (iterations % 2, 1 - iterations % 2)
@@ -144,11 +144,11 @@ def _log_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, sp
     from simgpu.machine import compiled as machine
 
     order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
-    before = np.empty(len(tables.ops), dtype=np.int32)
-    machine.find_work(tables.ops, columns.first.ravel(), before)
+    before = np.empty(len(columns.rows), dtype=np.int32)
+    machine.find_work(columns.rows, columns.first.ravel(), before)
     log_columns = np.empty((9, len(entries)), dtype=np.int64)
     machine.write_columns(
-        entries, spans, order, columns.rows, columns.first, tables.ops, before, tables.labels, tables.memories,
+        entries, spans, order, columns.rows, columns.first, tables.numbers, before, tables.labels, tables.memories,
         tables.sizes, tables.resources, log_columns,
     )  # fmt: skip
     return log_columns
@@ -156,17 +156,17 @@ def _log_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, sp
 
 def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
     """Whether times stay far below 64 bits, and rates above zero."""
-    ops, streams, copies = tables.ops, len(columns.first), tables.copies.astype(np.float64)
-    executed = _executed(columns)
-    launches, copied = np.flatnonzero(ops[:, 0] == LAUNCH), np.flatnonzero(ops[:, 0] == COPY)
-    total = float((executed[launches] * tables.durations[ops[launches, 1]].astype(np.float64)).sum())
+    code, streams, copies = columns.rows[:, 0], len(columns.first), tables.copies.astype(np.float64)
+    executed, numbers = _executed(columns), tables.numbers
+    launches, copied = np.flatnonzero((code >= LAUNCH) & (code < COPY)), np.flatnonzero(code >= COPY)
+    total = float((executed[launches] * tables.durations[numbers[launches]].astype(np.float64)).sum())
     if len(copies):
         slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
         if len(tables.capacities) and slowest < _LEAST_RATE:
             return False
         shared = copies[:, 2] + streams * copies[:, 3] / max(slowest, 1)
         longest = np.where(copies[:, 1] >= 0, copies[:, 1], shared)
-        total += float((executed[copied] * longest[ops[copied, 1]]).sum())
+        total += float((executed[copied] * longest[numbers[copied]]).sum())
         if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
             return False
     return iterations * total < LONGEST
@@ -195,7 +195,7 @@ def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, ho
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.ADDRESSED]:
             hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-        requested = tables.requests[tables.ops[at[stream], 2], 1]
+        requested = tables.requests[tables.numbers[at[stream]], 1]
         return Unmet(m, stream, int(requested), used, hole)
     return None
 
@@ -207,19 +207,25 @@ def _executed(columns: Columns) -> SmallInts:
 
 
 def _memory_arrays(
-    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: SmallInts, iterations: int
+    pools: ModuleType,
+    columns: Columns,
+    tables: ProgramTables,
+    memories: Memories,
+    executed: SmallInts,
+    iterations: int,
 ) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
     """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
-    ops, pieces = tables.ops, tables.pieces
+    code, pieces = columns.rows[:, 0], tables.pieces
     memory = np.zeros((len(memories.all), 9), dtype=np.int64)
     addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
     known = [block for pool in addressed for block in pool.addresses]
     blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
     addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
     holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
-    asks = (ops[:, 0] == RELEASE) | (ops[:, 0] == ACQUIRE)
-    changes = iterations * np.bincount(ops[asks, 1], executed[asks], minlength=len(memory)).astype(np.int64)
+    asks = np.flatnonzero((code == RELEASE) | (code == ACQUIRE))
+    places = tables.places[columns.streams_of(asks), columns.rows[asks, 1]]
+    changes = iterations * np.bincount(places, executed[asks], minlength=len(memory)).astype(np.int64)
     for number, each in enumerate(memories.all):
         pool = each.pool
         memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water
