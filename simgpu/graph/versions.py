@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -38,38 +38,50 @@ class Versions(NamedTuple):
         >>> Versions.of([(0,), (1, 0), (0,)], [(1,), (0,), (1,)], 2)
         Versions(read=((0,), (1, 0), (1,)), written=((1,), (1,), (2,)), uses=((0, 1, 2), (0, 1, 2)), last=(1, 2))
         """
-        kernels = max(len(reads), 1)
-        read_blocks, readers = _flat(reads)
-        written_blocks, writers = _flat(writes)
-        # Writes by block, each block's in the order of kernels.
-        by_block = np.argsort(written_blocks, kind="stable")
-        last = np.bincount(written_blocks, minlength=blocks)
-        begins = np.cumsum(last) - last
-        keys = (written_blocks * kernels + writers)[by_block]
-        written = np.empty(len(by_block), dtype=np.int64)
-        written[by_block] = np.arange(1, len(by_block) + 1) - begins[written_blocks[by_block]]
-        earlier = np.searchsorted(keys, read_blocks * kernels + readers) - begins[read_blocks]
-        touched = np.sort(np.concatenate([keys, read_blocks * kernels + readers]))
-        touched = touched[np.append(True, touched[1:] != touched[:-1])[: len(touched)]]
-        counts = np.bincount(touched // kernels, minlength=blocks)
+        earlier, written, users, counts, last = _counted(reads, writes, blocks)
         known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        users = map((numbers or range(kernels)).__getitem__, (touched % kernels).tolist())
         return cls(
             shared(_grouped(earlier.tolist(), [*map(len, reads)]), known),
             shared(_grouped(written.tolist(), [*map(len, writes)]), known),
-            tuple(_grouped(users, counts.tolist())),
+            tuple(_grouped(map((numbers or range(len(reads))).__getitem__, users.tolist()), counts.tolist())),
             tuple(last.tolist()),
         )
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """The numbers of all lists, and for each the list that it is in."""
+def _counted(
+    reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int]], blocks: int
+) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+    """One after the other: the versions that all kernels read, those that they write, the users of all blocks; for each
+    block its number of users, and of writes."""
+    kernels = max(len(reads), 1)
+    # An access as one number, which sorts by block, then by kernel.
+    reading, writing = _accesses(reads, kernels), _accesses(writes, kernels)
+    by_block = np.argsort(writing)
+    keys = writing[by_block]
+    last = np.bincount(keys // kernels, minlength=blocks)
+    begins = np.cumsum(last) - last
+    written = np.empty(len(keys), dtype=np.int32)
+    written[by_block] = np.arange(1, len(keys) + 1) - begins[keys // kernels]
+    earlier = np.searchsorted(keys, reading) - begins[reading // kernels]
+    touched = np.concatenate([keys, reading])
+    touched.sort()
+    touched = touched[np.append(True, touched[1:] != touched[:-1])[: len(touched)]]
+    counts = np.bincount(touched // kernels, minlength=blocks)
+    users = touched % kernels
+    return earlier.astype(np.int32), written, users.astype(np.int32), counts.astype(np.int32), last.astype(np.int32)
+
+
+def _accesses(lists: Sequence[Sequence[int]], kernels: int) -> NDArray[np.int64]:
+    """For each block in the kernels' lists its number times `kernels`, plus the kernel."""
     counts = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
-    numbers = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(counts.sum()))
-    return numbers, np.repeat(np.arange(len(lists)), counts)
+    accesses = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(counts.sum()))
+    accesses *= kernels
+    accesses += np.repeat(np.arange(len(lists)), counts)
+    return accesses
 
 
 def _grouped(numbers: Iterable[int], counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers as tuples of so many each."""
     flat = tuple(numbers)
     return (flat[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True))
 

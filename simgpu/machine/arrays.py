@@ -44,9 +44,9 @@ _PART = 2**16
 class ProgramTables:
     """The tables that `simgpu.machine.compiled` describes.
 
-    numbers[row]: of a kernel or a codec, a position in `durations`; of a copy, a row of `copies`; of a request,
-    a row of `requests`, whose blocks are a part of `pieces`. places[stream, memory]: of the columns' memories, among all
-    of the run. sources[event]: the row that signals it, and that row's segment. engines: how many. capacities: of the
+    numbers[row]: of a kernel or a codec, a position in `durations`; of a copy, a row of `copies`; of a request, a row
+    of `requests`, whose blocks are a part of `pieces`. places[stream, memory]: of the columns' memories, among all of
+    the run. sources[event]: the row that signals it, and that row's segment. engines: how many. capacities: of the
     links in the copies' paths. sizes, resources: bytes of the copies, and their engines' positions among the timeline's
     resources. labels, memories: what the log says of codes, and of the columns' memories.
     """
