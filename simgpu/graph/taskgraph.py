@@ -200,7 +200,9 @@ class TaskGraph:
         """Durations and sizes as arrays. Raises `OverflowError` for numbers of more than 64 bits."""
         import numpy as np
 
-        return GraphColumns(*(np.array(each, dtype=np.int64) for each in (self.durations, self.sizes, self.copy_sizes)))
+        durations, sizes = (np.array(each, dtype=np.int64) for each in (self.durations, self.sizes))
+        same = self.copy_sizes is self.sizes
+        return GraphColumns(durations, sizes, sizes if same else np.array(self.copy_sizes, dtype=np.int64))
 
     @cached_property
     def layers(self) -> Layers:

@@ -401,10 +401,10 @@ def _stream_of(first: Any, row: Any) -> Any:
 
 @_machine
 def write_columns(
-    entries: Any, spans: Any, order: Any, rows: Any, first: Any, numbers: Any, before: Any, labels: Any,
+    entries: Any, order: Any, rows: Any, first: Any, numbers: Any, before: Any, labels: Any,
     memories: Any, sizes: Any, resources: Any, columns: Any,
 ) -> None:  # fmt: skip
-    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`.
+    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`, but for their times.
 
     rows, first: of the program's columns. numbers: of copies, their positions in sizes and resources. before[row]: the
     row of the work before it, -1 for none. labels, memories: what the log says of codes and memories. sizes, resources:
@@ -414,8 +414,8 @@ def write_columns(
         e = order[n]
         row, cause = entries[e, ROW], entries[e, CAUSE]
         code = rows[row, 0]
-        columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], spans[e, SINCE_NS], spans[e, TO_NS]
-        columns[5, n], columns[6, n], columns[7, n], columns[8, n] = 0, -1, entries[e, IN_ITERATION], -1
+        columns[0, n], columns[7, n] = entries[e, BY_STREAM], entries[e, IN_ITERATION]
+        columns[5, n], columns[6, n], columns[8, n] = 0, -1, -1
         if cause == WORK:
             columns[1, n], columns[2, n] = labels[code, KIND], labels[code, NAMES] + rows[row, 1]
             if code >= COPY:

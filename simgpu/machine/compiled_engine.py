@@ -14,7 +14,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
-from simgpu.machine.log import LONGEST, Ran, in_order
+from simgpu.machine.log import LONGEST, Entry, Ran, in_order
 from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
@@ -124,10 +124,17 @@ def _run(
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
-    # What is left of the tables is all that the log needs; the others are larger than it.
+    # Writing the log takes as much memory as running, so what it does not need goes first.
     del arguments
     tables.requests = tables.pieces = tables.copies = tables.requests[:0].copy()
-    log_columns = _log_columns(columns, tables, entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]])
+    tables.sources = tables.sources[:0].copy()
+    entries, spans = entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]]
+    order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
+    log_columns = np.empty((len(Entry._fields), len(entries)), dtype=np.int64)
+    for name, column in (("start_ns", machine.SINCE_NS), ("end_ns", machine.TO_NS)):
+        log_columns[Entry._fields.index(name)] = spans[order, column]
+    del spans
+    _write_columns(columns, tables, entries, order, log_columns)
     parities = (iterations % 2, 1 - iterations % 2)
     devices = range(len(memories.devices))
     return Ran(
@@ -139,19 +146,16 @@ def _run(
     )
 
 
-def _log_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, spans: Ints) -> Ints:
-    """The columns of the log's entries."""
+def _write_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, order: Ints, log_columns: Ints) -> None:
+    """Write the columns of the log's entries, but for their times."""
     from simgpu.machine import compiled as machine
 
-    order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
     before = np.empty(len(columns.rows), dtype=np.int32)
     machine.find_work(columns.rows, columns.first.ravel(), before)
-    log_columns = np.empty((9, len(entries)), dtype=np.int64)
     machine.write_columns(
-        entries, spans, order, columns.rows, columns.first, tables.numbers, before, tables.labels, tables.memories,
+        entries, order, columns.rows, columns.first, tables.numbers, before, tables.labels, tables.memories,
         tables.sizes, tables.resources, log_columns,
     )  # fmt: skip
-    return log_columns
 
 
 def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:

@@ -16,7 +16,7 @@ from simgpu.program.instructions import DEVICE, HOST
 from simgpu.program.opcodes import RELAUNCH
 from simgpu.program.paging import Paged, Remote
 
-#: The most kernels of a graph whose accesses are kept for other programs.
+#: The most kernels of a graph of which the walk's arrays are kept for other programs.
 _KEPT = 100_000
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _facts(graph: TaskGraph) -> SmallInts:
     for form, encoded in graph.encoded.items():
         facts[form, 0] = encoded.block
     facts[:, 1] = [block.persistent or block.host_write is not None for block in graph.blocks]
-    graph.kept["facts",] = facts
+    if len(graph.kernels) <= _KEPT:
+        graph.kept["facts",] = facts
     return facts
 
 
