@@ -55,23 +55,25 @@ def layers_of(trace: Trace) -> Layers:
     derived = all(kernel.layer is None for kernel in trace.kernels)
     tags = _derived(trace) if derived else [kernel.layer or f"({kernel.phase.value})" for kernel in trace.kernels]
     names = tuple(dict.fromkeys(tags))
-    number = {name: index for index, name in enumerate(names)}
-    of_kernel = tuple(number[tag] for tag in tags)
+    # Layers, steps and kernels share one object for each number.
+    numbers = list(range(len(tags) + 1))
+    number = dict(zip(names, numbers, strict=False))
+    of_kernel = tuple([number[tag] for tag in tags])
     ops = [kernel.op for kernel in trace.kernels]
     convolutions = {op for op in set(ops) if op_class(op) is OpClass.CONVOLUTION}
     convolving = {layer for layer, op in zip(of_kernel, ops, strict=True) if op in convolutions}
     convolution = tuple([layer in convolving for layer in range(len(names))])
-    steps = _steps(trace.kernels, of_kernel)
-    step_of = tuple([index for index, step in enumerate(steps) for _ in range(step.first, step.stop)])
+    steps = _steps(trace.kernels, of_kernel, numbers)
+    step_of = tuple([index for index, step in zip(numbers, steps, strict=False) for _ in range(step.first, step.stop)])
     return Layers(names, of_kernel, steps, step_of, convolution, derived)
 
 
-def _steps(kernels: Sequence[Kernel], of_kernel: tuple[int, ...]) -> tuple[LayerStep, ...]:
+def _steps(kernels: Sequence[Kernel], of_kernel: Sequence[int], numbers: Sequence[int]) -> tuple[LayerStep, ...]:
     steps: list[LayerStep] = []
     first = 0
     phases = [kernel.phase for kernel in kernels]
     for (layer, phase), run in groupby(zip(of_kernel, phases, strict=True)):
-        stop = first + sum(1 for _ in run)
+        stop = numbers[first + sum(1 for _ in run)]
         steps.append(LayerStep(first, stop, layer, phase))
         first = stop
     return tuple(steps)

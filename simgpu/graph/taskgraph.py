@@ -118,17 +118,23 @@ class TaskGraph:
     @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
-        from simgpu.graph.versions import Versions, grouped
+        from simgpu.graph.versions import Versions, grouped, shared
         from simgpu.trace.accesses import accesses_of
 
+        # A large graph is mostly numbers and small tuples, so equal ones are one object.
+        numbers = list(range(max(len(trace.kernels), len(trace.blocks))))
+        known: dict[tuple[int, ...], tuple[int, ...]] = {}
         # Programs number streams from 0, whatever their numbers in the recording.
         streams = {
             recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))
         }
         accesses = accesses_of(trace)
-        # All accesses to a block share one number object.
-        number = list(range(len(trace.blocks)))
-        versions = Versions.of(accesses, len(trace.blocks))
+        reads, writes = (
+            shared(grouped(map(numbers.__getitem__, blocks.tolist()), counts), known)
+            for blocks, counts in ((accesses.reads, accesses.read_counts), (accesses.writes, accesses.write_counts))
+        )
+        del known
+        versions = Versions.of(accesses, len(trace.blocks), numbers)
         sizes = tuple([block.bytes for block in trace.blocks])
         return cls(
             trace=trace,
@@ -136,8 +142,8 @@ class TaskGraph:
             sizes=sizes,
             copy_sizes=sizes,
             streams=tuple([streams[kernel.stream] for kernel in trace.kernels]),
-            reads=grouped(map(number.__getitem__, accesses.reads.tolist()), accesses.read_counts),
-            writes=grouped(map(number.__getitem__, accesses.writes.tolist()), accesses.write_counts),
+            reads=reads,
+            writes=writes,
             read_versions=versions.read,
             write_versions=versions.written,
             uses=versions.uses,
@@ -197,7 +203,9 @@ class TaskGraph:
         """Durations and sizes as arrays. Raises `OverflowError` for numbers of more than 64 bits."""
         import numpy as np
 
-        return GraphColumns(*(np.array(each, dtype=np.int64) for each in (self.durations, self.sizes, self.copy_sizes)))
+        durations, sizes = (np.array(each, dtype=np.int64) for each in (self.durations, self.sizes))
+        same = self.copy_sizes is self.sizes
+        return GraphColumns(durations, sizes, sizes if same else np.array(self.copy_sizes, dtype=np.int64))
 
     @cached_property
     def layers(self) -> Layers:

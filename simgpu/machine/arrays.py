@@ -20,44 +20,50 @@ from simgpu.program.code import Ints, Numbers, SmallInts
 from simgpu.program.columns import Columns
 from simgpu.program.opcodes import (
     ACQUIRE,
-    AWAIT,
     COPY,
     COPY_AS,
     DECODE,
     ENCODE,
-    INITIALIZE,
     LAUNCH,
-    PASS,
     RELAUNCH,
     RELEASE,
-    SIGNAL,
 )
 from simgpu.timeline.model import SpanKind
 
 #: Times and amounts of memory below this can be added without passing 64 bits.
 SAFE = 2**61
-#: What the machine does for each code of a program's columns; values cost it nothing.
-_CODES = np.arange(INITIALIZE + 1)
-_CODES[[RELAUNCH, ENCODE, DECODE]], _CODES[COPY_AS], _CODES[INITIALIZE] = LAUNCH, COPY, PASS
 #: Billionths of so many bytes pass 64 bits.
 _MOST_BYTES = 2**63 // NANO
 #: Links that a copy passes, at most: its own, and two switches.
 _HOPS = 3
+#: Requests that are looked up together: all at once would take several times the memory of their table.
+_PART = 2**16
 
 
 @dataclass(slots=True, eq=False)
 class ProgramTables:
-    """The tables that `simgpu.machine.compiled` describes. engines: how many; capacities: of the links in the copies'
-    paths; sizes: bytes of the copies."""
+    """The tables that `simgpu.machine.compiled` describes.
 
-    ops: Ints
+    numbers[row]: of a kernel or a codec, a position in `durations`; of a copy, a row of `copies`; of a request, a row
+    of `requests`, whose blocks are a part of `pieces`. places[stream, memory]: of the columns' memories, among all of
+    the run. sources[event]: the row that signals it, and that row's segment. engines: how many. capacities: of the
+    links in the copies' paths. sizes, resources: bytes of the copies, and their engines' positions among the timeline's
+    resources. labels, memories: what the log says of codes, and of the columns' memories.
+    """
+
+    numbers: SmallInts
+    places: SmallInts
+    durations: Ints
+    copies: Ints
     requests: Ints
     pieces: Ints
-    copies: Ints
+    sources: SmallInts
     engines: int
     capacities: Ints
-    labels: SmallInts
     sizes: Ints
+    resources: SmallInts
+    labels: SmallInts
+    memories: SmallInts
 
 
 class TableWriter:
@@ -71,51 +77,48 @@ class TableWriter:
         self.node = node
         self.engines = engines
         self.memories = memories
-        self.streams = self.columns.streams_of_rows
-        gpus = np.array([stream.gpu for stream in checked.program.streams], dtype=np.int64)
-        self.gpus = gpus[self.streams]
-        rows = self.columns.rows
-        self.code, self.first, self.second, self.third = rows.T
-        self.ops = np.zeros((len(rows), 5), dtype=np.int64)
-        self.ops[:, 0] = _CODES[self.code]
-        # What the log says of each row, and as views of it, of the work in it: kind, position in the timeline's names,
-        # copy, resource.
-        self.labels = np.full((len(rows), 8), -1, dtype=np.int32)
-        self.kind, self.name, self.copy, self.resource = self.labels.T[:4]
+        self._bytes = 0.0  # that the requests so far have asked for
+        self.gpus = np.array([stream.gpu for stream in checked.program.streams], dtype=np.int64)
+        self.code, self.first, self.second, self.third = columns.rows.T
+        self.numbers = np.zeros(len(self.code), dtype=np.int32)
 
     def tables(self) -> ProgramTables:
         """All tables."""
-        self._works()
-        copies, engines, capacities = self._copies()
-        requests, pieces = self._requests()
-        self._events()
-        labels = self._labels()
-        return ProgramTables(self.ops, requests, pieces, copies, engines, capacities, labels, self.sizes)
+        known = self.memories.names
+        names = np.array([known.index(each) if each in known else -1 for each in self.columns.memories], dtype=np.int32)
+        places = np.where(names == 0, self.gpus[:, None], len(self.memories.devices) - 1 + names).astype(np.int32)
+        durations = self._durations()
+        copies, engines, capacities, sizes, resources = self._copies()
+        requests, pieces = self._requests(places)
+        sources, labels = self._sources(), self._labels()
+        return ProgramTables(
+            self.numbers, places, durations, copies, requests, pieces, sources, engines, capacities, sizes, resources,
+            labels, names,
+        )  # fmt: skip
 
     def _rows(self, *codes: int) -> Ints:
         return np.flatnonzero(reduce(or_, [self.code == code for code in codes]))
 
-    def _works(self) -> None:
-        """Durations and labels of kernels and codecs."""
-        graph, blocks = self.graph, len(self.graph.kernels)
+    def _durations(self) -> Ints:
+        """Those of kernels, then of encoding and decoding, one for each such row."""
+        parts = [self.graph.columns.durations]
         rows = self._rows(LAUNCH, RELAUNCH)
-        kernels = self.first[rows]
-        self.ops[rows, 1] = graph.columns.durations[kernels]
-        recomputed = self.code[rows] == RELAUNCH
-        self.kind[rows] = np.where(recomputed, int(SpanKind.RECOMPUTE), int(SpanKind.COMPUTE))
-        self.name[rows] = kernels
-        for code, kind in ((ENCODE, SpanKind.ENCODE), (DECODE, SpanKind.DECODE)):
+        self.numbers[rows] = self.first[rows]
+        for code in (ENCODE, DECODE):
             rows = self._rows(code)
-            forms = [graph.encoded[form] for form in self.first[rows].tolist()]
-            self.ops[rows, 1] = [form.encode_ns if code == ENCODE else form.decode_ns for form in forms]
-            self.kind[rows], self.name[rows] = kind, blocks + self.first[rows]
+            self.numbers[rows] = np.arange(len(rows)) + sum(map(len, parts))
+            forms = [self.graph.encoded[form] for form in self.first[rows].tolist()]
+            times = [form.encode_ns if code == ENCODE else form.decode_ns for form in forms]
+            parts.append(np.array(times, dtype=np.int64))
+        return np.concatenate(parts) if any(map(len, parts[1:])) else parts[0]
 
-    def _copies(self) -> tuple[Ints, int, Ints]:
-        """The table of copies, one for each way of a block; how many engines; and the capacities of links."""
+    def _copies(self) -> tuple[Ints, int, Ints, Ints, SmallInts]:
+        """The table of copies, one for each way of a block; how many engines; the capacities of links; and the sizes
+        and the engines' positions of the copies."""
         rows, names, flows = self._rows(COPY, COPY_AS), self.columns.memories, self.engines.flows
         count, blocks = len(names), max(len(self.graph.blocks), 1)
-        ways = (self.gpus[rows] * count + self.second[rows]) * count + self.third[rows]
-        distinct, self.ops[rows, 1] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
+        ways = (self.gpus[self.columns.streams_of(rows)] * count + self.second[rows]) * count + self.third[rows]
+        distinct, self.numbers[rows] = np.unique(ways * blocks + self.first[rows], return_inverse=True)
         used, way = np.unique(distinct // blocks, return_inverse=True)
         lanes, resources = [], []
         for gpu, pair in (divmod(each, count**2) for each in used.tolist()):
@@ -124,12 +127,14 @@ class TableWriter:
             resources.append(resource)
         copied = distinct % blocks
         table = self._copy_table(lanes, way, copied)
-        self.kind[rows], self.name[rows] = SpanKind.COPY, len(self.graph.kernels) + self.first[rows]
-        self.copy[rows] = self.ops[rows, 1]
-        self.resource[rows] = np.array(resources, dtype=np.int32)[way[self.ops[rows, 1]]]
         capacities = [flows.capacities[link] for link in sorted(flows.capacities)] if flows is not None else []
-        self.sizes = self.graph.columns.copy_sizes[copied]
-        return table, int(table[:, 0].max(initial=-1)) + 1, np.array(capacities, dtype=np.int64)
+        return (
+            table,
+            int(table[:, 0].max(initial=-1)) + 1,
+            np.array(capacities, dtype=np.int64),
+            self.graph.columns.copy_sizes[copied],
+            np.array(resources, dtype=np.int32)[way],
+        )
 
     def _copy_table(self, lanes: list[Lane], way: Ints, blocks: Ints) -> Ints:
         """A row for each copied block, over the lane of its way."""
@@ -160,30 +165,44 @@ class TableWriter:
                 return self.engines.lanes[gpu][number][direction], len(self.memories.names) + 2 * number + direction
         raise KeyError(f"no link from {src} to {dst}")
 
-    def _requests(self) -> tuple[Ints, Ints]:
+    def _requests(self, places: SmallInts) -> tuple[Ints, Ints]:
         """The table of requests, one for each row that asks for memory or releases it, and that of their pieces."""
-        rows, memories, columns = self._rows(ACQUIRE, RELEASE), self.memories, self.columns
-        names = [memories.names.index(name) if name in memories.names else -1 for name in columns.memories]
-        name = np.array(names, dtype=np.int64)[self.first[rows]]
-        place = np.where(name == 0, self.gpus[rows], len(memories.devices) - 1 + name)
-        self.ops[rows, 1], self.ops[rows, 2] = place, np.arange(len(rows))
-        self.resource[rows] = name
-        begin, end = self.second[rows], self.third[rows]
-        counts = end - begin
-        blocks = columns.blocks[_ranges(begin, counts)]
-        of_memory = np.repeat(place, counts)
-        live, used = self._sizes(blocks, of_memory)
-        offsets = self._offsets(rows, begin, counts)
-        bounds = np.concatenate([[0], np.cumsum(counts)])
-        addressed = np.array([isinstance(each.pool, AddressedPool) for each in memories.all], dtype=np.bool_)
-        kept = (used > 0) & addressed[of_memory]
-        pieces = np.stack([blocks, used, offsets], axis=1)[kept]
-        ends = np.concatenate([[0], np.cumsum(kept)])[bounds]
-        carved = self._carved(blocks, of_memory)
-        sums = [np.diff(np.concatenate([[0], np.cumsum(each)])[bounds]) for each in (live, used, carved)]
-        return np.stack([*sums[:2], ends[:-1], ends[1:], sums[2]], axis=1), pieces
+        rows, compressed = self._rows(ACQUIRE, RELEASE), self.graph.compressed
+        carved = [compressed.carved_by((b,)) for b in range(len(self.graph.blocks))] if compressed else []
+        owned = np.array(carved, dtype=np.int64)
+        # The last row is not a request: it says where the pieces end.
+        requests = np.zeros((len(rows) + 1, 4), dtype=np.int64)
+        pieces, count = [np.empty((0, 3), dtype=np.int64)], 0
+        for begin in range(0, len(rows), _PART):
+            part = rows[begin : begin + _PART]
+            self.numbers[part] = np.arange(begin, begin + len(part))
+            place = places[self.columns.streams_of(part), self.first[part]]
+            sums, kept, ends = self._requested(part, place, owned)
+            own = requests[begin : begin + len(part) + 1]
+            own[:-1, :3], own[1:, 3] = sums, count + ends
+            pieces.append(kept)
+            count += len(kept)
+        return requests, np.concatenate(pieces)
 
-    def _sizes(self, blocks: SmallInts, of_memory: Ints) -> tuple[Ints, Ints]:
+    def _requested(self, rows: Ints, place: SmallInts, owned: Ints) -> tuple[Ints, Ints, Ints]:
+        """Bytes without and with padding and of buddy memory that rows request; their pieces, and where each row's end.
+
+        place: of the row's memory. owned: bytes of buddy memory of each block.
+        """
+        begin, counts = self.second[rows], self.third[rows] - self.second[rows]
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        blocks, of_memory = self.columns.blocks[_ranges(begin, counts)], np.repeat(place, counts)
+        live, used = self._sizes(blocks, of_memory)
+        carved = (
+            np.where(of_memory < len(self.memories.devices), owned[blocks], 0) if len(owned) else np.zeros_like(live)
+        )
+        sums = [np.diff(np.concatenate([[0], np.cumsum(each)])[bounds]) for each in (live, used, carved)]
+        addressed = np.array([isinstance(each.pool, AddressedPool) for each in self.memories.all], dtype=np.bool_)
+        kept = (used > 0) & addressed[of_memory]
+        pieces = np.stack([blocks, used, self._offsets(rows, bounds)], axis=1)[kept]
+        return np.stack(sums, axis=1), pieces, np.concatenate([[0], np.cumsum(kept)])[bounds[1:]]
+
+    def _sizes(self, blocks: SmallInts, of_memory: SmallInts) -> tuple[Ints, Ints]:
         """Bytes of blocks in memories, without and with padding."""
         live = np.zeros(len(blocks), dtype=np.int64)
         used = np.zeros(len(blocks), dtype=np.int64)
@@ -192,63 +211,37 @@ class TableWriter:
             sizes = self.graph.columns.sizes if number < len(self.memories.devices) else self.graph.columns.copy_sizes
             live[here] = sizes[blocks[here]]
             used[here] = -(-live[here] // each.pool.alignment) * each.pool.alignment
-        if used.sum(dtype=np.float64) >= SAFE:
+        self._bytes += float(used.sum(dtype=np.float64))
+        if self._bytes >= SAFE:
             raise OverflowError("the requests of an iteration pass 64 bits")
         return live, used
 
-    def _offsets(self, rows: Ints, begin: Ints, counts: Ints) -> Ints:
-        """The offset of each requested block, -1 for none."""
-        offsets = np.full(int(counts.sum()), -1, dtype=np.int64)
+    def _offsets(self, rows: Ints, bounds: Ints) -> Ints:
+        """The offset of each requested block, -1 for none. bounds: where each row's blocks begin and end."""
+        offsets = np.full(int(bounds[-1]), -1, dtype=np.int64)
         if self.columns.offsets:
-            at = dict(zip(rows.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
-            for row, given in self.columns.offsets.items():
-                offsets[at[row] : at[row] + len(given)] = given
+            for row, begin, end in zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                if row in self.columns.offsets:
+                    offsets[begin:end] = self.columns.offsets[row]
         return offsets
 
-    def _carved(self, blocks: SmallInts, of_memory: Ints) -> Ints:
-        """Bytes of buddy memory that each block owns."""
-        compressed = self.graph.compressed
-        if compressed is None:
-            return np.zeros(len(blocks), dtype=np.int64)
-        owned = np.array([compressed.carved_by((b,)) for b in range(len(self.graph.blocks))], dtype=np.int64)
-        return np.where(of_memory < len(self.memories.devices), owned[blocks], 0)
-
-    def _events(self) -> None:
-        """For each wait its event, the count it needs, and the row that signals it."""
-        columns, segments = self.columns, self.columns.segments_of_rows
-        rows = self._rows(SIGNAL)
-        signal = np.zeros(len(columns.events), dtype=np.int64)
-        signal[self.first[rows]] = rows
-        self.ops[rows, 1] = self.first[rows]
-        rows = self._rows(AWAIT)
-        source = signal[self.first[rows]]
-        here = segments[source] == segments[rows]
-        self.ops[rows, 1] = self.first[rows]
-        self.ops[rows, 2] = here - self.second[rows]
-        self.ops[rows, 3] = np.where(here, 0, columns.repeats[segments[source]])
-        self.ops[rows, 4] = source
+    def _sources(self) -> SmallInts:
+        """For each event the row that signals it, and that row's segment."""
+        signals = self.columns.signals
+        return np.stack([signals, self.columns.segments_of(signals)], axis=1).astype(np.int32)
 
     def _labels(self) -> SmallInts:
-        """What the log says of each row."""
-        wait, waited, stream, reason = self.labels.T[4:]
-        for_memory = self.code == ACQUIRE
-        wait[:] = SpanKind.STALL_EVENT
-        wait[for_memory] = SpanKind.STALL_MEMORY
-        wait[self.ops[:, 0] == COPY] = SpanKind.STALL_ENGINE
-        waited[for_memory] = self.resource[for_memory]
-        stream[:] = self.streams
-        before = self._before()
-        reason[:] = np.where(before < 0, -1, self.name[before])
-        return self.labels
-
-    def _before(self) -> Ints:
-        """For each row the last row of work before it in its part, -1 for none."""
-        rows = np.arange(len(self.code))
-        works = np.maximum.accumulate(np.where(self.ops[:, 0] >= LAUNCH, rows, -1))
-        before = np.concatenate([[-1], works[:-1]])
-        parts = np.zeros(len(rows), dtype=np.int64)
-        parts[self.columns.first.ravel()] = self.columns.first.ravel()
-        return np.where(before >= np.maximum.accumulate(parts), before, -1)
+        """For each code the kind of its work, where the names begin to which its first operand refers, and the kind of
+        a wait at it."""
+        labels = np.zeros((COPY_AS + 1, 3), dtype=np.int32)
+        labels[:, 1:] = len(self.graph.kernels), SpanKind.STALL_EVENT
+        kinds = ((RELAUNCH, SpanKind.RECOMPUTE), (ENCODE, SpanKind.ENCODE), (DECODE, SpanKind.DECODE))
+        for code, kind in ((LAUNCH, SpanKind.COMPUTE), (COPY, SpanKind.COPY), (COPY_AS, SpanKind.COPY), *kinds):
+            labels[code, 0] = kind
+        labels[[LAUNCH, RELAUNCH], 1] = 0
+        labels[ACQUIRE, 2] = SpanKind.STALL_MEMORY
+        labels[[COPY, COPY_AS], 2] = SpanKind.STALL_ENGINE
+        return labels
 
 
 def _alone(sizes: Ints, rates: Ints, latencies: Ints) -> Ints:

@@ -36,11 +36,13 @@ ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
 # Counters: now, entries of the log, whether memory that somebody waits for was released, and by which row; when the
 # flows last progressed; how the run ended.
 NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
-# Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
-BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
-# Columns of what the log says of rows. Of work: kind, position in the timeline's names, copy, resource. Of a wait:
-# kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
-KIND, NAME, COPIED, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
+# Columns of the log's entries: stream, row, iteration, the row that ended a wait. Of their spans: begin, end.
+BY_STREAM, ROW, IN_ITERATION, CAUSE = range(4)
+SINCE_NS, TO_NS = range(2)
+# Columns of what the log says of a code: the kind of its work, where the names begin to which its operand refers, the
+# kind of a wait. Columns of an event's source: the row that signals it, and that row's segment.
+KIND, NAMES, WAIT = range(3)
+SIGNALLED_BY, SEGMENT_OF = range(2)
 # In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
 _NOBODY, WORK = -1, -2
 _NEVER = 2**62
@@ -55,44 +57,44 @@ def _log(memory: Any, m: Any, now: Any, log: Any) -> None:
 
 
 @_machine
-def _resume(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
+def _resume(streams: Any, s: Any, counts: Any, entries: Any, spans: Any, cause: Any) -> None:
     """A stream steps past the row at which it waited; the wait is noted if it took time."""
-    _note(streams, s, counts, entries, cause)
+    _note(streams, s, counts, entries, spans, cause)
     streams[s, PC] += 1
     streams[s, STATUS] = READY
 
 
 @_machine
-def _enter(streams: Any, s: Any, since: Any, cause: Any, counts: Any, entries: Any) -> None:
+def _enter(streams: Any, s: Any, since: Any, cause: Any, counts: Any, entries: Any, spans: Any) -> None:
     """Write an entry of the log that ends now."""
     n = counts[ENTRIES]
     entries[n, BY_STREAM], entries[n, ROW], entries[n, CAUSE] = s, streams[s, PC], cause
-    entries[n, SINCE_NS], entries[n, TO_NS], entries[n, IN_ITERATION] = since, counts[NOW], streams[s, ITERATION]
+    entries[n, IN_ITERATION], spans[n, SINCE_NS], spans[n, TO_NS] = streams[s, ITERATION], since, counts[NOW]
     counts[ENTRIES] = n + 1
 
 
 @_machine
-def _note(streams: Any, s: Any, counts: Any, entries: Any, cause: Any) -> None:
+def _note(streams: Any, s: Any, counts: Any, entries: Any, spans: Any, cause: Any) -> None:
     since, now = streams[s, SINCE], counts[NOW]
     if now > since:
-        _enter(streams, s, since, cause, counts, entries)
+        _enter(streams, s, since, cause, counts, entries, spans)
 
 
 @_machine
-def _tightest(streams: Any, flows: Any, ops: Any, copies: Any, links: Any) -> Any:
+def _tightest(streams: Any, flows: Any, numbers: Any, copies: Any, links: Any) -> Any:
     """Fill in the limit of each flow that has no rate yet, and return the lowest; `_NEVER` if all have one."""
     for link in range(links.shape[1]):
         links[2, link] = 0
     for s in range(len(flows)):
         if flows[s, OPEN]:
             for p in range(PATH, PATH + 3):
-                link = copies[ops[streams[s, PC], 1], p]
+                link = copies[numbers[streams[s, PC]], p]
                 if link >= 0:
                     links[2, link] += 1
     lowest = _NEVER
     for s in range(len(flows)):
         if flows[s, OPEN]:
-            copy = ops[streams[s, PC], 1]
+            copy = numbers[streams[s, PC]]
             limit = copies[copy, CAP]
             for p in range(PATH, PATH + 3):
                 link = copies[copy, p]
@@ -104,14 +106,14 @@ def _tightest(streams: Any, flows: Any, ops: Any, copies: Any, links: Any) -> An
 
 
 @_machine
-def _set_rates(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, now: Any) -> None:
+def _set_rates(streams: Any, flows: Any, numbers: Any, copies: Any, links: Any, now: Any) -> None:
     """Max-min fair rates of the active flows, as in `simgpu.machine.flows.max_min_rates`."""
     for link in range(links.shape[1]):
         links[1, link] = links[0, link]
     for s in range(len(flows)):
         flows[s, OPEN] = flows[s, ACTIVE]
     while True:
-        lowest = _tightest(streams, flows, ops, copies, links)
+        lowest = _tightest(streams, flows, numbers, copies, links)
         if lowest == _NEVER:
             return
         for s in range(len(flows)):
@@ -119,7 +121,7 @@ def _set_rates(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, now:
                 continue
             flows[s, OPEN] = 0
             for p in range(PATH, PATH + 3):
-                link = copies[ops[streams[s, PC], 1], p]
+                link = copies[numbers[streams[s, PC]], p]
                 if link >= 0:
                     links[1, link] -= lowest
             if lowest != flows[s, RATE]:
@@ -138,7 +140,7 @@ def _progress(flows: Any, counts: Any) -> None:
 
 
 @_machine
-def _pass_bytes(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, counts: Any) -> None:
+def _pass_bytes(streams: Any, flows: Any, numbers: Any, copies: Any, links: Any, counts: Any) -> None:
     """Start flows whose latency is over, and end those whose bytes have arrived, until none is left at this instant."""
     now, again = counts[NOW], True
     while again:
@@ -147,22 +149,22 @@ def _pass_bytes(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, cou
             if streams[s, STATUS] == LATENCY and streams[s, UNTIL] == now:
                 _progress(flows, counts)
                 flows[s, ACTIVE], flows[s, RATE] = 1, 0
-                flows[s, REMAINING] = copies[ops[streams[s, PC], 1], BYTES]
+                flows[s, REMAINING] = copies[numbers[streams[s, PC]], BYTES]
                 streams[s, STATUS] = FLOWING
-                _set_rates(streams, flows, ops, copies, links, now)
+                _set_rates(streams, flows, numbers, copies, links, now)
                 again = True
             elif streams[s, STATUS] == FLOWING and flows[s, EXPIRES] == now:
                 _progress(flows, counts)
                 flows[s, ACTIVE] = 0
                 streams[s, STATUS] = ARRIVED
-                _set_rates(streams, flows, ops, copies, links, now)
+                _set_rates(streams, flows, numbers, copies, links, now)
                 again = True
 
 
 @_machine
-def _begin(streams: Any, s: Any, ops: Any, copies: Any, now: Any) -> None:
+def _begin(streams: Any, s: Any, numbers: Any, copies: Any, now: Any) -> None:
     """A copy gets its engine."""
-    copy = ops[streams[s, PC], 1]
+    copy = numbers[streams[s, PC]]
     if copies[copy, ALONE] >= 0:
         streams[s, STATUS], streams[s, UNTIL] = RUNNING, now + copies[copy, ALONE]
     else:
@@ -171,7 +173,9 @@ def _begin(streams: Any, s: Any, ops: Any, copies: Any, now: Any) -> None:
 
 
 @_machine
-def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, entries: Any) -> None:
+def _complete(
+    streams: Any, rows: Any, numbers: Any, copies: Any, engines: Any, counts: Any, entries: Any, spans: Any
+) -> None:
     """Streams whose work has ended go on, in order; the next copy in the queue of a freed engine begins."""
     now = counts[NOW]
     # What begins below may end at this instant, but not in this round.
@@ -182,9 +186,9 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
         if streams[s, STATUS] != ARRIVED:
             continue
         pc = streams[s, PC]
-        _enter(streams, s, streams[s, BEGAN], WORK, counts, entries)
-        if ops[pc, 0] == COPY:
-            e = copies[ops[pc, 1], ENGINE]
+        _enter(streams, s, streams[s, BEGAN], WORK, counts, entries, spans)
+        if rows[pc, 0] >= COPY:
+            e = copies[numbers[pc], ENGINE]
             if engines[e, 1] == 0:
                 engines[e, 0] = 0
             else:
@@ -192,16 +196,16 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
                 engines[e, 1] -= 1
                 for k in range(engines[e, 1]):
                     engines[e, 2 + k] = engines[e, 3 + k]
-                _note(streams, following, counts, entries, _NOBODY)
-                _begin(streams, following, ops, copies, now)
+                _note(streams, following, counts, entries, spans, _NOBODY)
+                _begin(streams, following, numbers, copies, now)
         streams[s, PC] += 1
         streams[s, STATUS] = READY
 
 
 @_machine
 def _grant(
-    streams: Any, ops: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, log: Any,
-    counts: Any, entries: Any,
+    streams: Any, numbers: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any,
+    log: Any, counts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Serve the queues for memory, first in, first out."""
     counts[FREED] = 0
@@ -209,13 +213,13 @@ def _grant(
         while queues[m, 0]:
             s = queues[m, 1]
             pc = streams[s, PC]
-            if not acquire(memory, m, requests, ops[pc, 2], pieces, addresses, holes):
+            if not acquire(memory, m, requests, numbers[pc], pieces, addresses, holes):
                 break
             queues[m, 0] -= 1
             for k in range(1, queues[m, 0] + 1):
                 queues[m, k] = queues[m, k + 1]
             _log(memory, m, counts[NOW], log)
-            _resume(streams, s, counts, entries, counts[BY])
+            _resume(streams, s, counts, entries, spans, counts[BY])
 
 
 @_machine
@@ -258,12 +262,12 @@ def _next_event(streams: Any, flows: Any) -> Any:
 
 
 @_machine
-def _most_urgent(streams: Any, ops: Any) -> Any:
-    """The ready stream whose next op comes first at this instant, -1 for none."""
+def _most_urgent(streams: Any, rows: Any) -> Any:
+    """The ready stream whose next instruction comes first at this instant, -1 for none."""
     best, best_code = -1, COPY
     for s in range(len(streams)):
         if streams[s, STATUS] == READY:
-            code = min(ops[streams[s, PC], 0], LAUNCH)
+            code = min(rows[streams[s, PC], 0], LAUNCH)
             if code < best_code:
                 best, best_code = s, code
     return best
@@ -280,9 +284,10 @@ def _is_alone(streams: Any) -> Any:
 
 @_machine
 def execute(  # noqa: C901 - one branch per op, kept in one loop
-    streams: Any, ops: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any, engines: Any,
-    links: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any, events: Any,
-    flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
+    streams: Any, rows: Any, numbers: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any,
+    engines: Any, links: Any, memory: Any, places: Any, queues: Any, requests: Any, pieces: Any, addresses: Any,
+    holes: Any, events: Any, sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any,
+    entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
     again. `simgpu.machine.arrays` describes the arguments."""
@@ -292,20 +297,24 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
             if counts[ENTRIES] + room > len(entries):
                 counts[OUTCOME] = FULL
                 return
-            s = _most_urgent(streams, ops)
+            s = _most_urgent(streams, rows)
             # Waiting requests are granted after the releases of this instant and before its new requests.
-            if counts[FREED] and (s < 0 or ops[streams[s, PC], 0] >= ACQUIRE):
-                _grant(streams, ops, memory, queues, requests, pieces, addresses, holes, log, counts, entries)
+            if counts[FREED] and (s < 0 or rows[streams[s, PC], 0] >= ACQUIRE):
+                _grant(
+                    streams, numbers, memory, queues, requests, pieces, addresses, holes, log, counts, entries, spans
+                )
                 continue
             if s < 0:
                 break
             alone = _is_alone(streams)
             while True:
                 pc = streams[s, PC]
-                code, operand, second = ops[pc, 0], ops[pc, 1], ops[pc, 2]
+                code, operand, number = rows[pc, 0], rows[pc, 1], numbers[pc]
                 if code == AWAIT:
-                    number, iteration = streams[s, NUMBER], streams[s, ITERATION]
-                    target = (iteration + 1) * ops[pc, 3] + second if ops[pc, 3] else number + second
+                    segment, lag = sources[operand, SEGMENT_OF], rows[pc, 2]
+                    target = streams[s, NUMBER] + 1 - lag
+                    if segment != streams[s, SEGMENT]:
+                        target = (streams[s, ITERATION] + 1) * repeats[segment] - lag
                     if events[operand] < target:
                         streams[s, STATUS], streams[s, SINCE] = ON_EVENT, counts[NOW]
                         streams[s, TARGET], streams[s, EVENT] = target, operand
@@ -314,8 +323,8 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                 elif code == END:
                     _go_on(streams, s, first, repeats, iterations, own, memory, addresses, uses, layouts)
                 elif code == RELEASE:
-                    m = operand
-                    if not release(memory, m, requests, second, pieces, addresses, holes):
+                    m = places[s, operand]
+                    if not release(memory, m, requests, number, pieces, addresses, holes):
                         counts[OUTCOME] = INCONSISTENT
                         return
                     _log(memory, m, counts[NOW], log)
@@ -328,29 +337,29 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     for w in range(len(streams)):
                         waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
                         if waits and streams[w, TARGET] <= events[operand]:
-                            _resume(streams, w, counts, entries, ops[streams[w, PC], 4])
+                            _resume(streams, w, counts, entries, spans, sources[operand, SIGNALLED_BY])
                             alone = False
                 elif code == ACQUIRE:
-                    m = operand
-                    if queues[m, 0] or not acquire(memory, m, requests, second, pieces, addresses, holes):
+                    m = places[s, operand]
+                    if queues[m, 0] or not acquire(memory, m, requests, number, pieces, addresses, holes):
                         queues[m, 0] += 1
                         queues[m, queues[m, 0]] = s
                         streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]
                     else:
                         _log(memory, m, counts[NOW], log)
                         streams[s, PC] = pc + 1
-                elif code == LAUNCH:
-                    streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + operand
-                    streams[s, BEGAN] = counts[NOW]
-                elif code == COPY:
-                    e = copies[operand, ENGINE]
+                elif code >= COPY:
+                    e = copies[number, ENGINE]
                     if engines[e, 0]:
                         engines[e, 2 + engines[e, 1]] = s
                         engines[e, 1] += 1
                         streams[s, STATUS], streams[s, SINCE] = ON_ENGINE, counts[NOW]
                     else:
                         engines[e, 0] = 1
-                        _begin(streams, s, ops, copies, counts[NOW])
+                        _begin(streams, s, numbers, copies, counts[NOW])
+                elif code >= LAUNCH:
+                    streams[s, STATUS], streams[s, UNTIL] = RUNNING, counts[NOW] + durations[number]
+                    streams[s, BEGAN] = counts[NOW]
                 else:
                     streams[s, PC] = pc + 1
                 # Whatever a stream does next comes next if no other can act, and nobody is to be granted memory.
@@ -365,24 +374,57 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
             return
         counts[NOW] = at
         if links.shape[1]:
-            _pass_bytes(streams, flows, ops, copies, links, counts)
-        _complete(streams, ops, copies, engines, counts, entries)
+            _pass_bytes(streams, flows, numbers, copies, links, counts)
+        _complete(streams, rows, numbers, copies, engines, counts, entries, spans)
 
 
 @_machine
-def write_columns(entries: Any, order: Any, labels: Any, sizes: Any, columns: Any) -> None:
-    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`. sizes: bytes of copies."""
+def find_work(rows: Any, begins: Any, before: Any) -> None:
+    """Write for each row the last row of work before it in its part, -1 for none. begins: of the parts."""
+    last, part = -1, 0
+    for row in range(len(rows)):
+        if part < len(begins) and begins[part] == row:
+            last, part = -1, part + 1
+        before[row] = last
+        if rows[row, 0] >= LAUNCH:
+            last = row
+
+
+@_machine
+def _stream_of(first: Any, row: Any) -> Any:
+    """The stream of a row."""
+    s = 0
+    while s + 1 < len(first) and first[s + 1, 0] <= row:
+        s += 1
+    return s
+
+
+@_machine
+def write_columns(
+    entries: Any, order: Any, rows: Any, first: Any, numbers: Any, before: Any, labels: Any,
+    memories: Any, sizes: Any, resources: Any, columns: Any,
+) -> None:  # fmt: skip
+    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`, but for their times.
+
+    rows, first: of the program's columns. numbers: of copies, their positions in sizes and resources. before[row]: the
+    row of the work before it, -1 for none. labels, memories: what the log says of codes and memories. sizes, resources:
+    bytes and engines of copies.
+    """
     for n in range(columns.shape[1]):
         e = order[n]
         row, cause = entries[e, ROW], entries[e, CAUSE]
-        columns[0, n], columns[3, n], columns[4, n] = entries[e, BY_STREAM], entries[e, SINCE_NS], entries[e, TO_NS]
-        columns[7, n] = entries[e, IN_ITERATION]
+        code = rows[row, 0]
+        columns[0, n], columns[7, n] = entries[e, BY_STREAM], entries[e, IN_ITERATION]
+        columns[5, n], columns[6, n], columns[8, n] = 0, -1, -1
         if cause == WORK:
-            copied = labels[row, COPIED]
-            columns[1, n], columns[2, n] = labels[row, KIND], labels[row, NAME]
-            columns[5, n] = sizes[copied] if copied >= 0 else 0
-            columns[6, n], columns[8, n] = -1, labels[row, RESOURCE]
-        else:
-            columns[1, n], columns[5, n], columns[8, n] = labels[row, WAIT], 0, labels[row, WAITED]
-            columns[2, n] = -1 if cause == _NOBODY else labels[cause, REASON]
-            columns[6, n] = -1 if cause == _NOBODY else labels[cause, STREAM]
+            columns[1, n], columns[2, n] = labels[code, KIND], labels[code, NAMES] + rows[row, 1]
+            if code >= COPY:
+                columns[5, n], columns[8, n] = sizes[numbers[row]], resources[numbers[row]]
+            continue
+        columns[1, n], columns[2, n] = labels[code, WAIT], -1
+        if code == ACQUIRE:
+            columns[8, n] = memories[rows[row, 1]]
+        if cause != _NOBODY:
+            columns[6, n], reason = _stream_of(first, cause), before[cause]
+            if reason >= 0:
+                columns[2, n] = labels[rows[reason, 0], NAMES] + rows[reason, 1]

@@ -14,11 +14,11 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
-from simgpu.machine.log import LONGEST, Ran, in_order
+from simgpu.machine.log import LONGEST, Entry, Ran, in_order
 from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
-from simgpu.program.code import Ints
+from simgpu.program.code import Ints, SmallInts
 from simgpu.program.columns import Columns
 from simgpu.program.instructions import Program
 from simgpu.program.opcodes import ACQUIRE, COPY, LAUNCH, RELEASE
@@ -87,77 +87,93 @@ def _run(
     from simgpu.machine import compiled as machine
     from simgpu.machine import compiled_pools as pools
 
-    ops = tables.ops
-    streams, executed = len(columns.first), iterations * _executed(columns)
+    rows, streams, executed = columns.rows, len(columns.first), _executed(columns)
     state = np.zeros((streams, 11), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]
-    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed)
+    memory, addresses, holes, log, begins = _memory_arrays(pools, columns, tables, memories, executed, iterations)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
     counts = np.zeros(6, dtype=np.int64)
-    works = int(executed[ops[:, 0] >= LAUNCH].sum())
+    works = iterations * int(executed[rows[:, 0] >= LAUNCH].sum())
+    del executed
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
-    entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
+    entries = np.empty((2 * works + 2 * streams + 64, 4), dtype=np.int32)
+    spans = np.empty((len(entries), 2), dtype=np.int64)
     queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
     links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
     links[0] = tables.capacities
     arguments = (
-        state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
+        state, rows, tables.numbers, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
-        queues, tables.requests, tables.pieces, addresses, holes,
-        np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, 6), dtype=np.int64), counts, log,
-        uses, layouts,
+        tables.places, queues, tables.requests, tables.pieces, addresses, holes,
+        np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
+        np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
-    machine.execute(*arguments, entries)
+    machine.execute(*arguments, entries, spans)
     while counts[machine.OUTCOME] == machine.FULL:
         entries = np.concatenate((entries, np.empty_like(entries)))
-        machine.execute(*arguments, entries)
+        spans = np.concatenate((spans, np.empty_like(spans)))
+        machine.execute(*arguments, entries, spans)
     if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
-        logged = entries[: counts[machine.ENTRIES]]
-        ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
+        worked = entries[: counts[machine.ENTRIES], machine.CAUSE] == machine.WORK
+        ended = int(spans[: len(worked)][worked, machine.TO_NS].max(initial=0))
         unmet = _unmet(queues, tables, state[:, machine.PC], memory, holes)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
     levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
-    entries = entries[: counts[machine.ENTRIES]]
-    log_columns = np.empty((9, len(entries)), dtype=np.int64)
-    machine.write_columns(
-        entries,
-        in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]),
-        tables.labels,
-        tables.sizes,
-        log_columns,
-    )
-    order = (iterations % 2, 1 - iterations % 2)
+    # Writing the log takes as much memory as running, so what it does not need goes first.
+    del arguments
+    tables.requests = tables.pieces = tables.copies = tables.requests[:0].copy()
+    tables.sources = tables.sources[:0].copy()
+    entries, spans = entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]]
+    order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
+    log_columns = np.empty((len(Entry._fields), len(entries)), dtype=np.int64)
+    for name, column in (("start_ns", machine.SINCE_NS), ("end_ns", machine.TO_NS)):
+        log_columns[Entry._fields.index(name)] = spans[order, column]
+    del spans
+    _write_columns(columns, tables, entries, order, log_columns)
+    parities = (iterations % 2, 1 - iterations % 2)
     devices = range(len(memories.devices))
     return Ran(
         log_columns,
         memories.curves(levels),
-        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in order] for m in devices],
+        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in parities] for m in devices],
         max(int(memory[m, pools.HIGH]) for m in devices),
         max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
     )
 
 
+def _write_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, order: Ints, log_columns: Ints) -> None:
+    """Write the columns of the log's entries, but for their times."""
+    from simgpu.machine import compiled as machine
+
+    before = np.empty(len(columns.rows), dtype=np.int32)
+    machine.find_work(columns.rows, columns.first.ravel(), before)
+    machine.write_columns(
+        entries, order, columns.rows, columns.first, tables.numbers, before, tables.labels, tables.memories,
+        tables.sizes, tables.resources, log_columns,
+    )  # fmt: skip
+
+
 def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
     """Whether times stay far below 64 bits, and rates above zero."""
-    ops, streams, copies = tables.ops, len(columns.first), tables.copies.astype(np.float64)
-    times = iterations * _executed(columns).astype(np.float64)
-    launches, copied = ops[:, 0] == LAUNCH, ops[:, 0] == COPY
-    total = float((times * ops[:, 1])[launches].sum())
+    code, streams, copies = columns.rows[:, 0], len(columns.first), tables.copies.astype(np.float64)
+    executed, numbers = _executed(columns), tables.numbers
+    launches, copied = np.flatnonzero((code >= LAUNCH) & (code < COPY)), np.flatnonzero(code >= COPY)
+    total = float((executed[launches] * tables.durations[numbers[launches]].astype(np.float64)).sum())
     if len(copies):
         slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
         if len(tables.capacities) and slowest < _LEAST_RATE:
             return False
         shared = copies[:, 2] + streams * copies[:, 3] / max(slowest, 1)
         longest = np.where(copies[:, 1] >= 0, copies[:, 1], shared)
-        total += float((times[copied] * longest[ops[copied, 1]]).sum())
+        total += float((executed[copied] * longest[numbers[copied]]).sum())
         if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
             return False
-    return total < LONGEST
+    return iterations * total < LONGEST
 
 
 def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[int]) -> Reached:
@@ -184,30 +200,37 @@ def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: I
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.ADDRESSED]:
             hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-        requested = tables.requests[tables.ops[at[stream], 2], 1]
+        requested = tables.requests[tables.numbers[at[stream]], 1]
         unmet.append(Unmet(m, stream, int(requested), used, hole))
     return unmet
 
 
-def _executed(columns: Columns) -> Ints:
+def _executed(columns: Columns) -> SmallInts:
     """How often each row is executed in an iteration."""
-    return columns.repeats[columns.segments_of_rows]
+    repeats = np.tile(columns.repeats.astype(np.int32), len(columns.first))
+    return np.repeat(repeats, np.diff([*columns.first.ravel(), len(columns.rows)]))
 
 
 def _memory_arrays(
-    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: Ints
+    pools: ModuleType,
+    columns: Columns,
+    tables: ProgramTables,
+    memories: Memories,
+    executed: SmallInts,
+    iterations: int,
 ) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
     """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
-    ops, pieces = tables.ops, tables.pieces
+    code, pieces = columns.rows[:, 0], tables.pieces
     memory = np.zeros((len(memories.all), 9), dtype=np.int64)
     addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
     known = [block for pool in addressed for block in pool.addresses]
     blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
     addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
     holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
-    asks = (ops[:, 0] == RELEASE) | (ops[:, 0] == ACQUIRE)
-    changes = np.bincount(ops[asks, 1], weights=executed[asks], minlength=len(memory)).astype(np.int64)
+    asks = np.flatnonzero((code == RELEASE) | (code == ACQUIRE))
+    places = tables.places[columns.streams_of(asks), columns.rows[asks, 1]]
+    changes = iterations * np.bincount(places, executed[asks], minlength=len(memory)).astype(np.int64)
     for number, each in enumerate(memories.all):
         pool = each.pool
         memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water

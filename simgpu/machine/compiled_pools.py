@@ -1,6 +1,8 @@
 """The allocators of `simgpu.memory` over arrays, compiled. Imports numba.
 
-holes[m, h]: address and size of the holes of memory m, by address. addresses[m, b]: of block b, -1 without memory.
+requests[r]: bytes without and with padding, bytes of buddy memory, and the first of its pieces, which end where those
+of the next request begin. holes[m, h]: address and size of the holes of memory m, by address. addresses[m, b]: of block
+b, -1 without memory.
 """
 
 from __future__ import annotations
@@ -100,8 +102,8 @@ def _vacate(memory: Any, m: Any, start: Any, size: Any, holes: Any) -> None:
 
 @_memory
 def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
-    """Acquire request r (live, used, first piece, end of pieces, carved), all or nothing; whether it fitted."""
-    live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 2], requests[r, 3]
+    """Acquire request r, all or nothing; whether it fitted."""
+    live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 3], requests[r + 1, 3]
     if not memory[m, ADDRESSED]:
         if memory[m, USED] + used > memory[m, LIMIT]:
             return False
@@ -121,7 +123,7 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
         memory[m, HIGH] = high
     memory[m, LIVE] += live
     memory[m, USED] += used
-    memory[m, CARVED] += requests[r, 4]
+    memory[m, CARVED] += requests[r, 2]
     memory[m, BUDDY_PEAK] = max(memory[m, BUDDY_PEAK], memory[m, CARVED])
     return True
 
@@ -130,7 +132,7 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
 def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
     """Release request r; whether all of its blocks had memory."""
     if memory[m, ADDRESSED]:
-        for p in range(requests[r, 2], requests[r, 3]):
+        for p in range(requests[r, 3], requests[r + 1, 3]):
             start = addresses[m, pieces[p, 0]]
             if start < 0:
                 return False
@@ -138,5 +140,5 @@ def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
             addresses[m, pieces[p, 0]] = -1
     memory[m, LIVE] -= requests[r, 0]
     memory[m, USED] -= requests[r, 1]
-    memory[m, CARVED] -= requests[r, 4]
+    memory[m, CARVED] -= requests[r, 2]
     return True

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.code import SmallInts
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId
 
@@ -95,7 +96,7 @@ def columns_of(entries: Sequence[Entry]) -> list[Column]:
     return list(columns.take(in_order(columns[Entry._fields.index("start_ns")], columns[0]), axis=1))
 
 
-def in_order(start: Column, stream: Column) -> Column:
+def in_order(start: Column, stream: Column | SmallInts) -> Column:
     """The order of entries by start, then stream.
 
     A stable sort preserves each stream's own order: work of no duration precedes the wait that follows it.

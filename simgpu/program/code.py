@@ -7,6 +7,7 @@ instruction gets the instruction.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -48,7 +49,7 @@ SmallInts = NDArray[np.int32]
 
 _KINDS = set(INSTRUCTIONS)
 
-#: Rows that a writer holds as Python numbers before it turns them into an array.
+#: Rows that a writer holds as Python numbers before it adds them to an array.
 _PART = 2**16
 
 
@@ -81,8 +82,8 @@ class Code(Sequence[Instruction]):
         offsets: dict[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.rows, self.blocks = rows, blocks
-        for array in (rows, blocks):
-            array.setflags(write=False)  # programs that passed their checks stay as they are
+        for each in (rows, blocks):
+            each.setflags(write=False)  # programs that passed their checks stay as they are
         self.memories, self.ways, self.offsets = memories, ways, offsets or {}
         self._read: tuple[Instruction, ...] | None = None
 
@@ -170,17 +171,16 @@ class CodeWriter:
     caller knows or checks afterwards; `code` raises `OverflowError` for larger ones."""
 
     def __init__(self, memories: Iterable[str] = (DEVICE, HOST)) -> None:
+        # What was written last, and what was written before it, which grows in place.
         self._rows: list[int] = []
         self._blocks: list[int] = []
-        self._parts: list[tuple[SmallInts, SmallInts]] = []
-        # Instructions and blocks in the parts.
-        self._written = self._listed = 0
+        self._all_rows, self._all_blocks = array("i"), array("i")
         self.memories: dict[str, int] = Numbers((name, number) for number, name in enumerate(memories))
         self.ways: dict[tuple[str, str], int] = Numbers()
         self.offsets: dict[int, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
-        return self._written + len(self._rows) // 4
+        return (len(self._all_rows) + len(self._rows)) // 4
 
     def launch(self, kernel: int) -> None:
         """A kernel's first run."""
@@ -200,13 +200,13 @@ class CodeWriter:
         """See `Acquire`."""
         if offsets is not None:
             self.offsets[len(self)] = offsets
-        first = self._listed + len(self._blocks)
+        first = len(self._all_blocks) + len(self._blocks)
         self._blocks += blocks
         self._rows += (ACQUIRE, self.memories[memory], first, first + len(blocks))
 
     def release(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Release`."""
-        first = self._listed + len(self._blocks)
+        first = len(self._all_blocks) + len(self._blocks)
         self._blocks += blocks
         self._rows += (RELEASE, self.memories[memory], first, first + len(blocks))
 
@@ -224,6 +224,8 @@ class CodeWriter:
 
     def signal(self, event: int) -> None:
         """See `Signal`."""
+        if len(self._rows) > 4 * _PART:
+            self._flush()
         self._rows += (SIGNAL, event, 0, 0)
 
     def wait(self, event: int, lag: int = 0) -> None:
@@ -231,22 +233,21 @@ class CodeWriter:
         self._rows += (AWAIT, event, lag, 0)
 
     def code(self) -> Code:
-        """What was written."""
+        """What was written, without a copy: nothing more can be written then."""
         self._flush()
-        rows, blocks = (np.concatenate(each) for each in zip(*self._parts, strict=True))
-        return Code(rows, blocks, tuple(self.memories), tuple(self.ways), self.offsets)
+        rows, blocks = (np.frombuffer(each, dtype=np.int32) for each in (self._all_rows, self._all_blocks))
+        return Code(rows.reshape(-1, 4), blocks, tuple(self.memories), tuple(self.ways), self.offsets)
 
     def _listed_at(self, blocks: Sequence[int]) -> tuple[int, int]:
         """List blocks; where they begin and end."""
         self._blocks += blocks
-        end = self._listed + len(self._blocks)
+        end = len(self._all_blocks) + len(self._blocks)
         return end - len(blocks), end
 
     def _flush(self) -> None:
-        """Turn what is written into arrays, which take less memory."""
-        rows = np.array(self._rows, dtype=np.int32).reshape(-1, 4)
-        self._parts.append((rows, np.array(self._blocks, dtype=np.int32)))
-        self._written, self._listed = self._written + len(rows), self._listed + len(self._blocks)
+        """Add what was written last to the arrays, which take less memory."""
+        self._all_rows.fromlist(self._rows)
+        self._all_blocks.fromlist(self._blocks)
         self._rows.clear()
         self._blocks.clear()
 

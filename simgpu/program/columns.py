@@ -60,32 +60,35 @@ class Columns:
     repeats: Ints
     blocks: SmallInts
     memories: tuple[str, ...]
-    events: tuple[int, ...]
+    events: SmallInts
     offsets: dict[int, tuple[int, ...]]
 
-    @property
-    def streams_of_rows(self) -> Ints:
-        """The stream of each row."""
-        return np.repeat(np.arange(len(self.first)), np.diff([*self.first[:, 0], len(self.rows)]))
+    def streams_of(self, rows: Ints) -> Ints:
+        """The streams of some rows."""
+        return np.searchsorted(self.first[:, 0], rows, side="right") - 1
+
+    def segments_of(self, rows: Ints) -> Ints:
+        """The segments of some rows."""
+        return (np.searchsorted(self.first.ravel(), rows, side="right") - 1) % len(self.repeats)
 
     @property
-    def segments_of_rows(self) -> Ints:
-        """The segment of each row."""
-        segments = np.tile(np.arange(len(self.repeats)), len(self.first))
-        return np.repeat(segments, np.diff([*self.first.ravel(), len(self.rows)]))
+    def signals(self) -> Ints:
+        """For each event the row that signals it."""
+        rows = np.flatnonzero(self.rows[:, 0] == SIGNAL)
+        signals = np.empty_like(rows)
+        signals[self.rows[rows, 1]] = rows
+        return signals
 
     @property
     def signalled(self) -> dict[int, int]:
         """By event, as the program calls it, the segment that signals it."""
-        rows = np.flatnonzero(self.rows[:, 0] == SIGNAL)
-        numbers, segments = self.rows[rows, 1].tolist(), self.segments_of_rows[rows].tolist()
-        return {self.events[event]: segment for event, segment in zip(numbers, segments, strict=True)}
+        return dict(zip(self.events.tolist(), self.segments_of(self.signals).tolist(), strict=True))
 
     @property
     def launched(self) -> list[set[int]]:
         """For each segment the kernels that it launches, recomputations not counted."""
         rows = np.flatnonzero(self.rows[:, 0] == LAUNCH)
-        kernels, segments = self.rows[rows, 1], self.segments_of_rows[rows]
+        kernels, segments = self.rows[rows, 1], self.segments_of(rows)
         return [set(kernels[segments == segment].tolist()) for segment in range(len(self.repeats))]
 
 
@@ -120,7 +123,7 @@ class ColumnWriter:
         self._check_streams(streams, codes, len(segments))
         lengths = np.array([len(code) + 1 for code in codes], dtype=np.int64)
         first = np.cumsum(lengths) - lengths
-        part = np.repeat(np.arange(len(codes)), lengths)
+        part = np.repeat(np.arange(len(codes), dtype=np.int32), lengths)
         end = np.array([[END, 0, 0, 0]], dtype=np.int32)
         rows = np.concatenate([each for code in codes for each in (code.rows, end)])
         blocks = np.concatenate([code.blocks for code in codes])
@@ -164,7 +167,7 @@ class ColumnWriter:
         }
         self._must(not launching or ("compute" in launching and launching <= {"compute", "host"}))
 
-    def _requests(self, rows: SmallInts, blocks: SmallInts, codes: list[Code], part: Ints) -> None:
+    def _requests(self, rows: SmallInts, blocks: SmallInts, codes: list[Code], part: SmallInts) -> None:
         """Their memories, and where their blocks are among those of all parts."""
         counts = np.array([len(code.blocks) for code in codes], dtype=np.int64)
         with_memory = np.flatnonzero(_is(rows, ACQUIRE, RELEASE, INITIALIZE))
@@ -176,7 +179,7 @@ class ColumnWriter:
         rows[with_memory, 1] = self._numbers(rows[with_memory, 1], codes, part[with_memory])
         self._must_be_in(blocks, len(self.graph.blocks))
 
-    def _numbers(self, memories: SmallInts, codes: list[Code], part: Ints) -> SmallInts:
+    def _numbers(self, memories: SmallInts, codes: list[Code], part: SmallInts) -> SmallInts:
         """The program's numbers of memories that the parts' codes number each in their way."""
         names = [code.memories for code in codes]
         own = tuple(self.memories)
@@ -189,7 +192,7 @@ class ColumnWriter:
         numbers: SmallInts = table[begins[part] + memories]
         return numbers
 
-    def _forms(self, rows: SmallInts, codes: list[Code], part: Ints) -> None:
+    def _forms(self, rows: SmallInts, codes: list[Code], part: SmallInts) -> None:
         """Encoded and decoded blocks."""
         codecs = np.flatnonzero(_is(rows, ENCODE, DECODE))
         if not len(codecs):
@@ -199,7 +202,7 @@ class ColumnWriter:
         memories = self._numbers(rows[codecs, 3], codes, part[codecs])
         rows[codecs, 1:] = np.stack([rows[codecs, 2], memories, np.zeros_like(memories)], axis=1)
 
-    def _copies(self, rows: SmallInts, codes: list[Code], part: Ints) -> None:
+    def _copies(self, rows: SmallInts, codes: list[Code], part: SmallInts) -> None:
         """Copied blocks, with the memories from which and to which they go."""
         copies = np.flatnonzero(rows[:, 0] == COPY)
         if not len(copies):
@@ -232,7 +235,7 @@ class ColumnWriter:
     def _check_kernels(self, rows: SmallInts) -> None:
         self._must_be_in(rows[_is(rows, LAUNCH, RELAUNCH), 1], len(self.graph.kernels))
 
-    def _events(self, rows: SmallInts) -> tuple[int, ...]:
+    def _events(self, rows: SmallInts) -> SmallInts:
         """Number the events from 0; each is signalled at one place, and may be awaited at many."""
         signals, waits = np.flatnonzero(rows[:, 0] == SIGNAL), np.flatnonzero(rows[:, 0] == AWAIT)
         events = np.sort(rows[signals, 1])
@@ -241,7 +244,7 @@ class ColumnWriter:
         number = np.searchsorted(events, rows[waits, 1])
         self._must(bool((number < len(events)).all() and (events[number] == rows[waits, 1]).all()))
         rows[waits, 1] = number
-        return tuple(events.tolist())
+        return events
 
     def _must(self, certain: bool) -> None:
         if not certain:

@@ -157,13 +157,14 @@ def _relaunch(
 
 @_walk
 def walk(  # noqa: C901 - one branch per code
-    rows: Any, positions: Any, ends: Any, waiting: Any, listed: Any, memories: Any, used: Any, clock: Any, heard: Any,
-    clocks: Any, blocks: Any, touched: Any, graph: Any, kernels: Any, accesses: Any, written: Any, earlier: Any,
-    launched: Any,
+    rows: Any, positions: Any, ends: Any, expected: Any, signalled_in: Any, listed: Any, memories: Any, used: Any,
+    clock: Any, heard: Any, clocks: Any, blocks: Any, touched: Any, graph: Any, kernels: Any, accesses: Any,
+    written: Any, earlier: Any, launched: Any,
 ) -> Any:  # fmt: skip
     """Walk the streams of one repetition of a segment from their positions to their ends; whether all rules hold.
 
-    waiting[row]: of a wait, how many signals it needs. memories[s, n]: the memory of name n that a stream reaches;
+    signalled_in[e]: the segment that signals an event. expected[i]: how many signals of its events a wait needs, less
+    its lag. memories[s, n]: the memory of name n that a stream reaches;
     used[s]: that of its kernels. clock[s]: the latest clocks of all streams that stream s knows. heard[e]: how often an
     event was signalled; clocks[e, n]: the clocks of the signalling stream at its signals. launched[k]: in this
     repetition.
@@ -177,7 +178,7 @@ def walk(  # noqa: C901 - one branch per code
                 code, x, y, z = rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3]
                 good = True
                 if code == AWAIT:
-                    target = waiting[row]
+                    target = expected[signalled_in[x]] - y
                     if heard[x] < target:
                         break
                     if target > 0:
@@ -211,12 +212,12 @@ def walk(  # noqa: C901 - one branch per code
                 elif code == DECODE:
                     good = _move(blocks, touched, memories[me, y], x, memories[me, y], graph[x, FORM_OF], me, clock)
                 elif code == LAUNCH:
-                    good = launched[x] == 0 and _launch(
+                    good = not launched[x] and _launch(
                         blocks, touched, used[me], x, kernels, accesses, graph, written, earlier, me, clock
                     )
-                    launched[x] = 1
+                    launched[x] = True
                 elif code == RELAUNCH:
-                    good = launched[x] == 1 and kernels[x, REPEATABLE] == 1 and _relaunch(
+                    good = launched[x] and kernels[x, REPEATABLE] == 1 and _relaunch(
                         blocks, touched, used[me], x, kernels, accesses, listed, y, z, written, earlier, me, clock
                     )  # fmt: skip
                 if not good:

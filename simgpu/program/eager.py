@@ -63,7 +63,7 @@ class Eager:
 
     def release_after(self, b: int, k: int) -> None:
         """Release block b after kernel k, which has not run yet."""
-        self.deaths[k].append(b)
+        self.deaths[k] = (*self.deaths[k], b)
 
     def release_ended(self, k: int) -> None:
         """Release the blocks that end with kernel k."""

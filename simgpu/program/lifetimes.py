@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from simgpu.graph.taskgraph import BEFORE, TaskGraph
 
@@ -13,8 +13,8 @@ class Lifetimes(NamedTuple):
     blocks that live to the end of the iteration; reinitialized: persistent blocks that do not; the host initializes
     them again."""
 
-    births: list[list[int]]
-    deaths: list[list[int]]
+    births: list[Sequence[int]]
+    deaths: list[Sequence[int]]
     survivors: list[int]
     reinitialized: list[int]
 
@@ -28,21 +28,27 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
     [[], [], ['x2', 'x3'], ['g2', 'g1']]
     """
     first = graph.births
-    births = [[b for b in writes if first[b] == k] for k, writes in enumerate(graph.writes)]
-    deaths: list[list[int]] = [[] for _ in graph.kernels]
+    births: list[Sequence[int]] = [()] * len(graph.kernels)
+    for k, writes in enumerate(graph.writes):
+        born = tuple([b for b in writes if first[b] == k])
+        births[k] = writes if born == writes else born
+    # Lists only where a block ends.
+    deaths: list[Any] = [()] * len(graph.kernels)
     survivors, reinitialized = [], []
     for b, (birth, release) in enumerate(zip(first, releases, strict=True)):
         if birth is None:
             continue
         if birth >= 0 and b not in births[birth]:
-            births[birth].append(b)
+            births[birth] = (*births[birth], b)
         if birth == BEFORE and release is not None:
             reinitialized.append(b)
         if release is None:
             if birth != BEFORE:
                 survivors.append(b)
+        elif ended := deaths[max(release, 0)]:
+            ended.append(b)
         else:
-            deaths[release if release > 0 else 0].append(b)
+            deaths[max(release, 0)] = [b]
     return Lifetimes(births, deaths, survivors, reinitialized)
 
 

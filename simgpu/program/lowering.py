@@ -6,6 +6,7 @@ With a layer barrier (vDNN), a layer step ends when its kernels and the copies i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -170,9 +171,8 @@ class _Lowering:
 
     def _segment(self, repeat: int) -> Segment:
         """The instructions written since the last segment."""
-        streams = {stream: self.code[stream].code() for stream in sorted(self.code, key=lambda stream: stream.rank)}
-        self.code.clear()
-        return Segment(streams, repeat)
+        streams = sorted(self.code, key=lambda stream: stream.rank)
+        return Segment({stream: self.code.pop(stream).code() for stream in streams}, repeat)
 
     def _begin(self, reinitialized: list[int], order: StreamOrder) -> None:
         if reinitialized:
@@ -200,6 +200,19 @@ class _Lowering:
     # --- kernels --------------------------------------------------------------------------------------------
 
 
+class _InSteps:
+    """Swaps by a layer step of each, in their order: two lists, where a list for each step would take much memory."""
+
+    def __init__(self, swaps: Sequence[Swap], steps: Sequence[int]) -> None:
+        order = sorted(range(len(swaps)), key=steps.__getitem__)
+        self.swaps, self.steps = [swaps[n] for n in order], [steps[n] for n in order]
+
+    def step(self, step: int) -> Sequence[Swap]:
+        """Those of a layer step."""
+        begin = bisect_left(self.steps, step)
+        return self.swaps[begin : bisect_right(self.steps, step, begin)]
+
+
 class LayerSteps(Kernels):
     """Writes kernels in layer steps that end when their kernels and the copies issued with them have ended."""
 
@@ -214,16 +227,14 @@ class LayerSteps(Kernels):
     ) -> None:
         super().__init__(graph, births, deaths, order, writer)
         self.steps, self.step_of = graph.layers.steps, graph.layers.step_of
-        self.copied_out_after: defaultdict[int, list[Swap]] = defaultdict(list)
-        self.fetched: defaultdict[int, list[Swap]] = defaultdict(list)
-        self.awaited: defaultdict[int, list[Swap]] = defaultdict(list)
+        swaps = sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block))
+        self.copied_out_in = _InSteps(swaps, [self.step_of[swap.after] for swap in swaps])
+        self.fetched_in = _InSteps(swaps, [self.step_of[swap.fetch_with] for swap in swaps])
         self.encoded_after: defaultdict[int, list[int]] = defaultdict(list)
-        for swap in sorted(placement.swaps, key=lambda s: (s.before, s.after, s.block)):
-            self.copied_out_after[self._step(swap.after).first].append(swap)
-            self.fetched[self._step(swap.fetch_with).first].append(swap)
-            self.awaited[self._step(swap.before).first].append(swap)
-            if swap.encoded_by_gpu:
-                self.encoded_after[swap.after].append(swap.block)
+        encoded = [swap for swap in swaps if swap.encoded_by_gpu]
+        self.decoded_in = _InSteps(encoded, [self.step_of[swap.before] for swap in encoded])
+        for swap in encoded:
+            self.encoded_after[swap.after].append(swap.block)
 
     def _step(self, k: int) -> LayerStep:
         return self.steps[self.step_of[k]]
@@ -235,28 +246,28 @@ class LayerSteps(Kernels):
         """
         code, step = self.begin(k), self.steps[self.step_of[k]]
         if k == step.first:
-            self._begin_step(k)
+            self._begin_step(self.step_of[k])
         self.launch(code, k, self.births[k])
         encoded = self.encoded_after.get(k)
         if released := [*self.deaths[k], *encoded] if encoded else self.deaths[k]:
             code.release(released)
         if k + 1 == step.stop:
-            self._end_step(code, step.first)
+            self._end_step(code, self.step_of[k])
 
-    def _end_step(self, code: CodeWriter, first: int) -> None:
-        """Wait for the copies of the layer step that began with a kernel."""
-        for swap in self.copied_out_after.get(first, ()):
-            code.wait(self.writer.copied_out[swap])
+    def _end_step(self, code: CodeWriter, step: int) -> None:
+        """Wait for the copies of a layer step."""
+        for swap in self.copied_out_in.step(step):
+            code.wait(self.writer.ended_out(swap))
             if not swap.encoded_by_gpu:
                 code.release((swap.block,))
-        for swap in self.fetched.get(first, ()):
-            code.wait(self.writer.copied_in[swap])
+        for swap in self.fetched_in.step(step):
+            code.wait(self.writer.ended_in(swap))
 
-    def _begin_step(self, first: int) -> None:
+    def _begin_step(self, step: int) -> None:
         """Issue the copies of a layer step, at once or after the GPU has encoded the blocks."""
-        for swap in self.awaited.get(first, ()):
+        for swap in self.decoded_in.step(step):
             self.writer.decode(swap)
-        outs, ins = self.copied_out_after.get(first, ()), self.fetched.get(first, ())
+        outs, ins = self.copied_out_in.step(step), self.fetched_in.step(step)
         if not outs and not ins:
             return
         code = self.writer.code[COMPUTE]

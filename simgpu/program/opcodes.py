@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-#: The order of the first eight is that within an instant, the last of them together.
-PASS, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, COPY, RELAUNCH, COPY_AS, ENCODE, DECODE, INITIALIZE = range(13)
+#: In the order within an instant; those from LAUNCH on come last, together. They are work, from COPY on of an engine.
+INITIALIZE, AWAIT, END, RELEASE, SIGNAL, ACQUIRE, LAUNCH, RELAUNCH, ENCODE, DECODE, COPY, COPY_AS = range(12)

@@ -42,7 +42,7 @@ class StreamOrder:
         return self.signals.setdefault(k, len(self.signals))
 
 
-def order_streams(graph: TaskGraph, deaths: list[list[int]]) -> StreamOrder:
+def order_streams(graph: TaskGraph, deaths: Sequence[Sequence[int]]) -> StreamOrder:
     """The events that order true dependencies across streams, and every use of a block before its release."""
     count = len(graph.kernels)
     names = [compute_stream(number) for number in graph.compute_streams]

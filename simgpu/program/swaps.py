@@ -31,7 +31,7 @@ class SwapWriter:
     copied_out: dict[Swap, int] = field(default_factory=dict)
     offloaded: dict[Swap, int] = field(default_factory=dict)
     copied_in: dict[Swap, int] = field(default_factory=dict)
-    _awaited: dict[StreamId, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _awaited: dict[StreamId, bytearray] = field(default_factory=lambda: defaultdict(bytearray))
 
     def event(self) -> int:
         """A new event number."""
@@ -41,9 +41,10 @@ class SwapWriter:
     def _wait(self, stream: StreamId, *events: int) -> None:
         """Let a stream wait for events, once for each."""
         awaited = self._awaited[stream]
+        awaited += bytes(self.events - len(awaited))
         for event in events:
-            if event not in awaited:
-                awaited.add(event)
+            if not awaited[event]:
+                awaited[event] = True
                 self.code[stream].wait(event)
 
     def encode(self, swap: Swap) -> None:
@@ -131,6 +132,15 @@ class SwapWriter:
     def wait_for_copy_in(self, swap: Swap) -> None:
         """Let the compute stream wait until a fetched block, or its encoded form, has arrived."""
         self._wait(COMPUTE, self.copied_in[swap])
+
+    def ended_out(self, swap: Swap) -> int:
+        """The event of the end of a copy out that nothing else will wait for."""
+        del self.offloaded[swap]
+        return self.copied_out.pop(swap)
+
+    def ended_in(self, swap: Swap) -> int:
+        """The event of the end of a copy in that nothing else will wait for."""
+        return self.copied_in.pop(swap)
 
     def decode(self, swap: Swap) -> None:
         """If the GPU encodes the block: decode it on the compute stream."""

@@ -19,7 +19,7 @@ from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
 from simgpu.policies.calling import checked_fits, reclaiming
 from simgpu.policies.registry import make_policy
-from simgpu.program.check import not_a_program
+from simgpu.program.check import CheckedProgram, not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
@@ -169,14 +169,14 @@ class _Run:
             return self.trial(program)
         checked = verified(program, self.graph, self.node, self.budget)
         if self._pool(program) != "counting":
-            return self.trial(program)
+            return self.run(program, checked)
         runs = repeated(checked, self.graph, self.node, self.policy, self.config)
         if runs is not None and not runs.tried:
             runs.tried = True
             with suppress(OutOfMemoryError, InputError):  # of a memory other than the GPU's, or for another reason
                 runs.result = read_only(replace(self, budget=UNLIMITED).run(program))
         known = runs.within(self.budget) if runs is not None else None
-        return known or self.trial(program)
+        return known or self.run(program, checked)
 
     def _pool(self, program: Program) -> str:
         pool = self.config.pool
@@ -188,8 +188,8 @@ class _Run:
             raise InputError.single("", "pool", what, "leave it out, or ask for counting")
         return pool or program.pool or "counting"
 
-    def run(self, program: Program) -> Result:
-        """Verify and execute a program."""
+    def run(self, program: Program, checked: CheckedProgram | None = None) -> Result:
+        """Verify and execute a program. checked: what `verified` returned for it, where that is known."""
         if fault := not_a_program(program):
             raise ProgramError(fault)
         notes = program.notes
@@ -200,7 +200,7 @@ class _Run:
                 raise InputError.single(self.trace.name or self.trace.info.model, "blocks", what, remedy)
             notes = (*notes, "the recording has no tensors: times are recorded, memory is unknown")
         node = self.node
-        checked = verified(program, self.graph, node, self.budget)
+        checked = checked or verified(program, self.graph, node, self.budget)
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
         ran = checked.graph

@@ -21,18 +21,21 @@ def chain(forward_ns: Sequence[int], backward_ns: Sequence[int], bytes_: Sequenc
     count = len(forward_ns)
     if not count == len(backward_ns) == len(bytes_):
         raise ValueError(f"lengths differ: {count} forward, {len(backward_ns)} backward, {len(bytes_)} sizes")
-    blocks = [Block("x1", bytes_[0], BlockKind.INPUT, persistent=True, layer="L1")]
-    kernels = []
-    for n in range(1, count + 1):
+    # Long chains are mostly names, so each is made once.
+    values = [f"x{n}" for n in range(1, count + 2)]
+    layers = [f"L{n}" for n in range(1, count + 1)]
+    blocks = [Block(values[0], bytes_[0], BlockKind.INPUT, persistent=True, layer=layers[0])]
+    kernels, reads = [], (values[0],)
+    for n, (duration, layer) in enumerate(zip(forward_ns, layers, strict=True), 1):
         size = bytes_[n] if n < count else 0
-        blocks.append(Block(f"x{n + 1}", size, BlockKind.ACTIVATION, layer=f"L{n}"))
-        kernels.append(
-            Kernel(f"F{n}", op, Phase.FORWARD, forward_ns[n - 1], (f"x{n}",), (f"x{n + 1}",), f"L{n}", pure=True)
-        )
-    for n in range(count, 0, -1):
-        blocks.append(Block(f"g{n}", 0, BlockKind.GRADIENT, layer=f"L{n}"))
-        reads = (f"x{n}", f"g{n + 1}" if n < count else f"x{n + 1}")
-        name = f"{op}_backward"
-        kernels.append(Kernel(f"B{n}", name, Phase.BACKWARD, backward_ns[n - 1], reads, (f"g{n}",), f"L{n}", pure=True))
+        blocks.append(Block(values[n], size, BlockKind.ACTIVATION, layer=layer))
+        writes = (values[n],)
+        kernels.append(Kernel(f"F{n}", op, Phase.FORWARD, duration, reads, writes, layer, pure=True))
+        reads = writes
+    gradient, name = values[count], f"{op}_backward"
+    for n, layer in zip(range(count, 0, -1), reversed(layers), strict=True):
+        both, gradient = (values[n - 1], gradient), f"g{n}"
+        blocks.append(Block(gradient, 0, BlockKind.GRADIENT, layer=layer))
+        kernels.append(Kernel(f"B{n}", name, Phase.BACKWARD, backward_ns[n - 1], both, (gradient,), layer, pure=True))
     info = TraceInfo("chain", 1, "hand-made", "float32", Origin.MODELLED, "simgpu.trace.chain")
     return Trace(info, tuple(kernels), tuple(blocks), name="chain")

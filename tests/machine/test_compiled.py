@@ -164,6 +164,14 @@ def test_both_engines_give_the_same(programs: Callable[[st.DataObject], None]) -
     drawn(programs, 60)()
 
 
+@pytest.mark.parametrize("programs", [swaps_and_codecs, several_gpus, a_third_memory])
+def test_both_engines_give_the_same_where_requests_are_looked_up_in_small_parts(
+    programs: Callable[[st.DataObject], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("simgpu.machine.arrays._PART", 2)
+    drawn(programs, 30)()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("programs", PROPERTIES)
 def test_both_engines_give_the_same_for_many_programs(programs: Callable[[st.DataObject], None]) -> None:

@@ -179,3 +179,18 @@ def test_equal_plans_are_verified_once(trace: Trace, monkeypatch: pytest.MonkeyP
     for budget in (10**5, 90_000):
         simulate(trace, FAST, "capuchin", budget=budget)
     assert len(checks) == 1
+
+
+def test_a_program_that_is_too_large_to_keep_is_verified_once_for_each_run(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[object] = []
+    check = reuse.check_program
+    monkeypatch.setattr(reuse, "check_program", lambda *arguments: checks.append(arguments) or check(*arguments))
+    usual = simulate(copy(trace), FAST, "vdnn")
+    checks.clear()
+    monkeypatch.setattr(reuse, "_LARGEST", 0)
+    large = simulate(copy(trace), FAST, "vdnn")
+    assert len(checks) == 1
+    assert list(large.timeline) == list(usual.timeline)
+    assert large.metrics == usual.metrics
