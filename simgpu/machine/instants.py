@@ -78,7 +78,8 @@ class InstantOrder(simpy.Environment):
         if isinstance(event, simpy.Timeout):
             place = self._first(int(delay)) + InstantPhase.LINK * self._ranks
         else:
-            place = self._place - self._place % self._round
+            # Only `run(until=...)` gives these a delay: it ends before all that happens at that time, as SimPy's does.
+            place = 0 if delay else self._place - self._place % self._round
         super().schedule(event, place, delay)  # type: ignore[arg-type]
 
     def step(self) -> None:
