@@ -13,6 +13,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines, Lane
+from simgpu.machine.tables import ALONE, BYTES, CAP, COPY_COLUMNS, DELAY, ENGINE, HOPS, LABEL_COLUMNS, PATH
 from simgpu.memory.addressed import AddressedPool
 from simgpu.memory.transfer import NANO, copy_ns
 from simgpu.program.check import CheckedProgram
@@ -41,13 +42,11 @@ _CODES = np.arange(INITIALIZE + 1)
 _CODES[[RELAUNCH, ENCODE, DECODE]], _CODES[COPY_AS], _CODES[INITIALIZE] = LAUNCH, COPY, PASS
 #: Billionths of so many bytes pass 64 bits.
 _MOST_BYTES = 2**63 // NANO
-#: Links that a copy passes, at most: its own, and two switches.
-_HOPS = 3
 
 
 @dataclass(slots=True, eq=False)
 class ProgramTables:
-    """The tables that `simgpu.machine.compiled` describes. engines: how many; capacities: of the links in the copies'
+    """A program's tables, see `simgpu.machine.tables`. engines: how many; capacities: of the links in the copies'
     paths; sizes: bytes of the copies."""
 
     ops: Ints
@@ -78,9 +77,8 @@ class TableWriter:
         self.code, self.first, self.second, self.third = rows.T
         self.ops = np.zeros((len(rows), 5), dtype=np.int64)
         self.ops[:, 0] = _CODES[self.code]
-        # What the log says of each row, and as views of it, of the work in it: kind, position in the timeline's names,
-        # copy, resource.
-        self.labels = np.full((len(rows), 8), -1, dtype=np.int32)
+        self.labels = np.full((len(rows), LABEL_COLUMNS), -1, dtype=np.int32)
+        # Views of the columns about work.
         self.kind, self.name, self.copy, self.resource = self.labels.T[:4]
 
     def tables(self) -> ProgramTables:
@@ -129,7 +127,7 @@ class TableWriter:
         self.resource[rows] = np.array(resources, dtype=np.int32)[way[self.ops[rows, 1]]]
         capacities = [flows.capacities[link] for link in sorted(flows.capacities)] if flows is not None else []
         self.sizes = self.graph.columns.copy_sizes[copied]
-        return table, int(table[:, 0].max(initial=-1)) + 1, np.array(capacities, dtype=np.int64)
+        return table, int(table[:, ENGINE].max(initial=-1)) + 1, np.array(capacities, dtype=np.int64)
 
     def _copy_table(self, lanes: list[Lane], way: Ints, blocks: Ints) -> Ints:
         """A row for each copied block, over the lane of its way."""
@@ -138,18 +136,18 @@ class TableWriter:
         engines, each = Numbers(), []
         for lane in lanes:
             path = [links.index(link) for link in lane.path] if links else []
-            each.append((engines[id(lane.engine)], lane.latency, *(*path, -1, -1, -1)[:_HOPS]))
-        of_lane = table_of(each, 2 + _HOPS)[way]
-        table = np.empty((len(blocks), 8), dtype=np.int64)
-        table[:, 0], table[:, 2], table[:, 5:] = of_lane[:, 0], of_lane[:, 1], of_lane[:, 2:]
+            each.append((engines[id(lane.engine)], lane.latency, *(*path, *[-1] * HOPS)[:HOPS]))
+        of_lane = table_of(each, 2 + HOPS)[way]
+        table = np.empty((len(blocks), COPY_COLUMNS), dtype=np.int64)
+        table[:, ENGINE], table[:, DELAY], table[:, PATH:] = of_lane[:, 0], of_lane[:, 1], of_lane[:, 2:]
         for number, lane in enumerate(lanes):
             here = way == number
             raws = [self.graph.blocks[block].bytes for block in blocks[here].tolist()] if lane.compresses else []
-            table[here, 4] = [*map(lane.cap, sizes[here].tolist(), raws)] if raws else lane.rate
-        table[:, 1] = -1 if flows is not None else _alone(sizes, table[:, 4], table[:, 2])
+            table[here, CAP] = [*map(lane.cap, sizes[here].tolist(), raws)] if raws else lane.rate
+        table[:, ALONE] = -1 if flows is not None else _alone(sizes, table[:, CAP], table[:, DELAY])
         if links and len(sizes) and sizes.max() >= _MOST_BYTES:
             raise OverflowError("billionths of a copy's bytes pass 64 bits")
-        table[:, 3] = sizes * NANO if links else 0
+        table[:, BYTES] = sizes * NANO if links else 0
         return table
 
     def _lane(self, gpu: int, src: str, dst: str) -> tuple[Lane, int]:

@@ -1,7 +1,7 @@
 """The simulator over arrays, compiled. Imports numba.
 
 It does what `simgpu.machine.simulator` does, in the same order within an instant, and gives the same numbers. All data
-are arrays of integers: `simgpu.machine.arrays` makes them from a program's columns.
+are arrays of integers, which `simgpu.machine.tables` describes.
 
 Times are nanoseconds. A stream is a number, in instant order; the next event is found by a scan over the few streams.
 """
@@ -12,37 +12,78 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
-from simgpu.machine import compiled_pools
-from simgpu.machine.compiled_pools import LIVE, LOGGED, USED, acquire, release
+from simgpu.machine import compiled_pools, tables
+from simgpu.machine.compiled_pools import acquire, release
+from simgpu.machine.tables import (
+    ACTIVE,
+    ALONE,
+    ARRIVED,
+    BEGAN,
+    BY,
+    BY_STREAM,
+    BYTES,
+    CAP,
+    CAUSE,
+    COMPLETE,
+    COPIED,
+    DELAY,
+    ENGINE,
+    ENTRIES,
+    EVENT,
+    EXPIRES,
+    FINISHED,
+    FLOWING,
+    FREED,
+    FULL,
+    HOPS,
+    IN_ITERATION,
+    INCONSISTENT,
+    ITERATION,
+    KIND,
+    LAST,
+    LATENCY,
+    LIMITED,
+    LIVE,
+    LOGGED,
+    NAME,
+    NOBODY,
+    NOW,
+    NUMBER,
+    ON_ENGINE,
+    ON_EVENT,
+    ON_MEMORY,
+    OPEN,
+    OUTCOME,
+    PATH,
+    PC,
+    RATE,
+    READY,
+    REASON,
+    REMAINING,
+    REPETITION,
+    RESOURCE,
+    ROW,
+    RUNNING,
+    SEGMENT,
+    SINCE,
+    SINCE_NS,
+    STATUS,
+    STOPPED,
+    STREAM,
+    TARGET,
+    TO_NS,
+    UNTIL,
+    USED,
+    WAIT,
+    WAITED,
+    WORK,
+)
 from simgpu.program import opcodes
 from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
 # Without counts of references, which would take most of the time; so no function may make an array.
-_machine = partial(compiled, depends_on=(compiled_pools, opcodes), _nrt=False)
+_machine = partial(compiled, depends_on=(compiled_pools, opcodes, tables), _nrt=False)
 
-# What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
-# link's latency until a time; its bytes flow; they have arrived; it has finished.
-READY, RUNNING, ON_EVENT, ON_MEMORY, ON_ENGINE, LATENCY, FLOWING, ARRIVED, FINISHED = range(9)
-# How a run ended: all streams finished; nothing can happen any more; a block without memory was released; the log
-# must grow before it can go on.
-COMPLETE, STOPPED, INCONSISTENT, FULL = range(4)
-# Columns of the streams' state.
-STATUS, PC, SEGMENT, REPETITION, NUMBER, ITERATION, TARGET, SINCE, UNTIL, EVENT, BEGAN = range(11)
-# Columns of copies: the engine; the time without a network, else -1; latency; billionths of a byte; the copy's own
-# limit, and up to three links of its path, -1 for none.
-ENGINE, ALONE, DELAY, BYTES, CAP, PATH = range(6)
-# Columns of flows; the last two while rates are computed: whether it has no rate yet, and its limit.
-ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
-# Counters: now, entries of the log, whether memory that somebody waits for was released, and by which row; when the
-# flows last progressed; how the run ended.
-NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
-# Columns of the log's entries: stream, row, begin, end, iteration, the row that ended a wait.
-BY_STREAM, ROW, SINCE_NS, TO_NS, IN_ITERATION, CAUSE = range(6)
-# Columns of what the log says of rows. Of work: kind, position in the timeline's names, copy, resource. Of a wait:
-# kind, resource. Of a row that ends a wait: its stream, and the name of the work before it.
-KIND, NAME, COPIED, RESOURCE, WAIT, WAITED, STREAM, REASON = range(8)
-# In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
-_NOBODY, WORK = -1, -2
 _NEVER = 2**62
 
 
@@ -85,7 +126,7 @@ def _tightest(streams: Any, flows: Any, ops: Any, copies: Any, links: Any) -> An
         links[2, link] = 0
     for s in range(len(flows)):
         if flows[s, OPEN]:
-            for p in range(PATH, PATH + 3):
+            for p in range(PATH, PATH + HOPS):
                 link = copies[ops[streams[s, PC], 1], p]
                 if link >= 0:
                     links[2, link] += 1
@@ -94,7 +135,7 @@ def _tightest(streams: Any, flows: Any, ops: Any, copies: Any, links: Any) -> An
         if flows[s, OPEN]:
             copy = ops[streams[s, PC], 1]
             limit = copies[copy, CAP]
-            for p in range(PATH, PATH + 3):
+            for p in range(PATH, PATH + HOPS):
                 link = copies[copy, p]
                 if link >= 0:
                     limit = min(limit, links[1, link] // links[2, link])
@@ -118,7 +159,7 @@ def _set_rates(streams: Any, flows: Any, ops: Any, copies: Any, links: Any, now:
             if not flows[s, OPEN] or flows[s, LIMITED] != lowest:
                 continue
             flows[s, OPEN] = 0
-            for p in range(PATH, PATH + 3):
+            for p in range(PATH, PATH + HOPS):
                 link = copies[ops[streams[s, PC], 1], p]
                 if link >= 0:
                     links[1, link] -= lowest
@@ -192,7 +233,7 @@ def _complete(streams: Any, ops: Any, copies: Any, engines: Any, counts: Any, en
                 engines[e, 1] -= 1
                 for k in range(engines[e, 1]):
                     engines[e, 2 + k] = engines[e, 3 + k]
-                _note(streams, following, counts, entries, _NOBODY)
+                _note(streams, following, counts, entries, NOBODY)
                 _begin(streams, following, ops, copies, now)
         streams[s, PC] += 1
         streams[s, STATUS] = READY
@@ -285,7 +326,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
     flows: Any, counts: Any, log: Any, uses: Any, layouts: Any, entries: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
-    again. `simgpu.machine.arrays` describes the arguments."""
+    again. `simgpu.machine.tables` describes the arguments."""
     room = 2 * len(streams) + 2
     while True:
         while True:
@@ -384,5 +425,5 @@ def write_columns(entries: Any, order: Any, labels: Any, sizes: Any, columns: An
             columns[6, n], columns[8, n] = -1, labels[row, RESOURCE]
         else:
             columns[1, n], columns[5, n], columns[8, n] = labels[row, WAIT], 0, labels[row, WAITED]
-            columns[2, n] = -1 if cause == _NOBODY else labels[cause, REASON]
-            columns[6, n] = -1 if cause == _NOBODY else labels[cause, STREAM]
+            columns[2, n] = -1 if cause == NOBODY else labels[cause, REASON]
+            columns[6, n] = -1 if cause == NOBODY else labels[cause, STREAM]

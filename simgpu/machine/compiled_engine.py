@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import util
-from types import ModuleType
 from typing import Literal, get_args
 
 import numpy as np
 
 from simgpu.compiling import is_cached, is_ready
 from simgpu.hardware.spec import NodeSpec
+from simgpu.machine import tables as layout
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
-from simgpu.machine.log import LONGEST, Ran, in_order
+from simgpu.machine.log import LONGEST, Entry, Ran, in_order
 from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
 from simgpu.program.check import CheckedProgram
@@ -85,48 +85,47 @@ def _run(
     checked: CheckedProgram, columns: Columns, tables: ProgramTables, memories: Memories, iterations: int
 ) -> Ran | StoppedRun | None:
     from simgpu.machine import compiled as machine
-    from simgpu.machine import compiled_pools as pools
 
     ops = tables.ops
     streams, executed = len(columns.first), iterations * _executed(columns)
-    state = np.zeros((streams, 11), dtype=np.int64)
-    state[:, machine.PC] = columns.first[:, 0]
-    memory, addresses, holes, log, begins = _memory_arrays(pools, memories, tables, executed)
+    state = np.zeros((streams, layout.STREAM_COLUMNS), dtype=np.int64)
+    state[:, layout.PC] = columns.first[:, 0]
+    memory, addresses, holes, log, begins = _memory_arrays(memories, tables, executed)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
-    counts = np.zeros(6, dtype=np.int64)
+    counts = np.zeros(layout.COUNTS, dtype=np.int64)
     works = int(executed[ops[:, 0] >= LAUNCH].sum())
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
-    entries = np.empty((2 * works + 2 * streams + 64, 6), dtype=np.int64)
-    queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
+    entries = np.empty((2 * works + 2 * streams + 64, layout.ENTRY_COLUMNS), dtype=np.int64)
+    queues = np.zeros((len(memory), layout.BEFORE_QUEUE + streams), dtype=np.int64)
     links = np.zeros((3, len(tables.capacities)), dtype=np.int64)
     links[0] = tables.capacities
     arguments = (
         state, ops, columns.first, columns.repeats, iterations, own, tables.copies,
-        np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
+        np.zeros((tables.engines + 1, layout.BEFORE_ENGINE_QUEUE + streams), dtype=np.int64), links, memory,
         queues, tables.requests, tables.pieces, addresses, holes,
-        np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, 6), dtype=np.int64), counts, log,
-        uses, layouts,
+        np.zeros(len(columns.events) + 1, dtype=np.int64), np.zeros((streams, layout.FLOW_COLUMNS), dtype=np.int64),
+        counts, log, uses, layouts,
     )  # fmt: skip
     machine.execute(*arguments, entries)
-    while counts[machine.OUTCOME] == machine.FULL:
+    while counts[layout.OUTCOME] == layout.FULL:
         entries = np.concatenate((entries, np.empty_like(entries)))
         machine.execute(*arguments, entries)
-    if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
+    if counts[layout.OUTCOME] == layout.STOPPED and counts[layout.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
-        logged = entries[: counts[machine.ENTRIES]]
-        ended = int(logged[logged[:, machine.CAUSE] == machine.WORK, machine.TO_NS].max(initial=0))
-        unmet = _first_unmet(queues, tables, state[:, machine.PC], memory, holes)
+        logged = entries[: counts[layout.ENTRIES]]
+        ended = int(logged[logged[:, layout.CAUSE] == layout.WORK, layout.TO_NS].max(initial=0))
+        unmet = _first_unmet(queues, tables, state[:, layout.PC], memory, holes)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
-    if counts[machine.OUTCOME] != machine.COMPLETE:
+    if counts[layout.OUTCOME] != layout.COMPLETE:
         return None
-    levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, pools.LOGGED].tolist(), strict=True)]
-    entries = entries[: counts[machine.ENTRIES]]
-    log_columns = np.empty((9, len(entries)), dtype=np.int64)
+    levels = [log[:, begin:end] for begin, end in zip(begins, memory[:, layout.LOGGED].tolist(), strict=True)]
+    entries = entries[: counts[layout.ENTRIES]]
+    log_columns = np.empty((len(Entry._fields), len(entries)), dtype=np.int64)
     machine.write_columns(
         entries,
-        in_order(entries[:, machine.SINCE_NS], entries[:, machine.BY_STREAM]),
+        in_order(entries[:, layout.SINCE_NS], entries[:, layout.BY_STREAM]),
         tables.labels,
         tables.sizes,
         log_columns,
@@ -137,8 +136,8 @@ def _run(
         log_columns,
         memories.curves(levels),
         [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in order] for m in devices],
-        max(int(memory[m, pools.HIGH]) for m in devices),
-        max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
+        max(int(memory[m, layout.HIGH]) for m in devices),
+        max(int(memory[m, layout.BUDDY_PEAK]) for m in devices),
     )
 
 
@@ -149,41 +148,37 @@ def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
     launches, copied = ops[:, 0] == LAUNCH, ops[:, 0] == COPY
     total = float((times * ops[:, 1])[launches].sum())
     if len(copies):
-        slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
+        slowest = min(SAFE, float(copies[:, layout.CAP].min()), float(tables.capacities.min(initial=SAFE)))
         if len(tables.capacities) and slowest < _LEAST_RATE:
             return False
-        shared = copies[:, 2] + streams * copies[:, 3] / max(slowest, 1)
-        longest = np.where(copies[:, 1] >= 0, copies[:, 1], shared)
+        shared = copies[:, layout.DELAY] + streams * copies[:, layout.BYTES] / max(slowest, 1)
+        longest = np.where(copies[:, layout.ALONE] >= 0, copies[:, layout.ALONE], shared)
         total += float((times[copied] * longest[ops[copied, 1]]).sum())
-        if float((copies[:, 3] + copies[:, 4]).max()) >= _SAFE_BYTES:
+        if float((copies[:, layout.BYTES] + copies[:, layout.CAP]).max()) >= _SAFE_BYTES:
             return False
     return total < LONGEST
 
 
 def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[int]) -> Reached:
     """How far a stream has got."""
-    from simgpu.machine import compiled as machine
-
     stream, segments = checked.program.streams[rank], checked.program.segments
-    if state[machine.STATUS] != machine.FINISHED:
-        segment, repetition = state[machine.SEGMENT], state[machine.REPETITION]
-        position = state[machine.PC] - int(columns.first[rank, segment])
-        return Reached(stream, state[machine.ITERATION], segment, repetition, position, False)
+    if state[layout.STATUS] != layout.FINISHED:
+        segment, repetition = state[layout.SEGMENT], state[layout.REPETITION]
+        position = state[layout.PC] - int(columns.first[rank, segment])
+        return Reached(stream, state[layout.ITERATION], segment, repetition, position, False)
     lengths = [len(segment.streams.get(stream, ())) for segment in segments]
     last = next((length for length in reversed(lengths) if length), 1) - 1
-    return Reached(stream, state[machine.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
+    return Reached(stream, state[layout.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
 
 
 def _first_unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> Unmet | None:
     """The first request in the queue of the first memory that has one. at: the row of each stream."""
-    from simgpu.machine import compiled_pools as pools
-
     for m in np.flatnonzero(queues[:, 0]).tolist():
-        stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
-        hole = int(memory[m, pools.LIMIT]) - used
-        if memory[m, pools.ADDRESSED]:
-            hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-        requested = tables.requests[tables.ops[at[stream], 2], 1]
+        stream, used = int(queues[m, 1]), int(memory[m, layout.USED])
+        hole = int(memory[m, layout.LIMIT]) - used
+        if memory[m, layout.ADDRESSED]:
+            hole = int(holes[m, : memory[m, layout.HOLES], 1].max(initial=0))
+        requested = tables.requests[tables.ops[at[stream], 2], layout.REQUESTED_USED]
         return Unmet(m, stream, int(requested), used, hole)
     return None
 
@@ -194,12 +189,12 @@ def _executed(columns: Columns) -> Ints:
 
 
 def _memory_arrays(
-    pools: ModuleType, memories: Memories, tables: ProgramTables, executed: Ints
+    memories: Memories, tables: ProgramTables, executed: Ints
 ) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
     """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
     ops, pieces = tables.ops, tables.pieces
-    memory = np.zeros((len(memories.all), 9), dtype=np.int64)
+    memory = np.zeros((len(memories.all), layout.MEMORY_COLUMNS), dtype=np.int64)
     addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
     known = [block for pool in addressed for block in pool.addresses]
     blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
@@ -210,10 +205,10 @@ def _memory_arrays(
     for number, each in enumerate(memories.all):
         pool = each.pool
         memory[number, :4] = pool.limit, pool.live, pool.used, pool.high_water
-        memory[number, pools.CARVED], memory[number, pools.BUDDY_PEAK] = each.carved, each.buddy_peak
+        memory[number, layout.CARVED], memory[number, layout.BUDDY_PEAK] = each.carved, each.buddy_peak
         if isinstance(pool, AddressedPool):
             found = list(pool.holes)
-            memory[number, pools.ADDRESSED], memory[number, pools.HOLES] = 1, len(found)
+            memory[number, layout.ADDRESSED], memory[number, layout.HOLES] = 1, len(found)
             holes[number, : len(found)] = table_of(found, 2)
             for block, start in pool.addresses.items():
                 addresses[number, block] = start
@@ -221,7 +216,7 @@ def _memory_arrays(
     initial = np.array([len(each.times) for each in memories.all], dtype=np.int64)
     ends = np.cumsum(changes + initial)
     begins = ends - changes - initial
-    memory[:, pools.LOGGED] = begins + initial
+    memory[:, layout.LOGGED] = begins + initial
     log = np.empty((3, int(ends[-1])), dtype=np.int64)
     for each, begin in zip(memories.all, begins.tolist(), strict=True):
         log[:, begin : begin + len(each.times)] = each.levels

@@ -1,6 +1,6 @@
 """The allocators of `simgpu.memory` over arrays, compiled. Imports numba.
 
-holes[m, h]: address and size of the holes of memory m, by address. addresses[m, b]: of block b, -1 without memory.
+`simgpu.machine.tables` describes the arrays.
 """
 
 from __future__ import annotations
@@ -9,12 +9,24 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
+from simgpu.machine import tables
+from simgpu.machine.tables import (
+    ADDRESSED,
+    BUDDY_PEAK,
+    CARVED,
+    END_OF_PIECES,
+    FIRST_PIECE,
+    HIGH,
+    HOLES,
+    LIMIT,
+    LIVE,
+    REQUESTED_CARVED,
+    REQUESTED_LIVE,
+    REQUESTED_USED,
+    USED,
+)
 
-_memory = partial(compiled, _nrt=False)
-
-# Columns of memories: limit, bytes in use without and with padding, the most with padding, whether it has addresses,
-# the number of holes, the place of the next entry in the log, bytes of buddy memory that its blocks own, the most.
-LIMIT, LIVE, USED, HIGH, ADDRESSED, HOLES, LOGGED, CARVED, BUDDY_PEAK = range(9)
+_memory = partial(compiled, depends_on=(tables,), _nrt=False)
 
 
 @_memory
@@ -100,8 +112,9 @@ def _vacate(memory: Any, m: Any, start: Any, size: Any, holes: Any) -> None:
 
 @_memory
 def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
-    """Acquire request r (live, used, first piece, end of pieces, carved), all or nothing; whether it fitted."""
-    live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 2], requests[r, 3]
+    """Acquire request r, all or nothing; whether it fitted."""
+    live, used = requests[r, REQUESTED_LIVE], requests[r, REQUESTED_USED]
+    first, end = requests[r, FIRST_PIECE], requests[r, END_OF_PIECES]
     if not memory[m, ADDRESSED]:
         if memory[m, USED] + used > memory[m, LIMIT]:
             return False
@@ -121,7 +134,7 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
         memory[m, HIGH] = high
     memory[m, LIVE] += live
     memory[m, USED] += used
-    memory[m, CARVED] += requests[r, 4]
+    memory[m, CARVED] += requests[r, REQUESTED_CARVED]
     memory[m, BUDDY_PEAK] = max(memory[m, BUDDY_PEAK], memory[m, CARVED])
     return True
 
@@ -130,13 +143,13 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
 def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
     """Release request r; whether all of its blocks had memory."""
     if memory[m, ADDRESSED]:
-        for p in range(requests[r, 2], requests[r, 3]):
+        for p in range(requests[r, FIRST_PIECE], requests[r, END_OF_PIECES]):
             start = addresses[m, pieces[p, 0]]
             if start < 0:
                 return False
             _vacate(memory, m, start, pieces[p, 1], holes)
             addresses[m, pieces[p, 0]] = -1
-    memory[m, LIVE] -= requests[r, 0]
-    memory[m, USED] -= requests[r, 1]
-    memory[m, CARVED] -= requests[r, 4]
+    memory[m, LIVE] -= requests[r, REQUESTED_LIVE]
+    memory[m, USED] -= requests[r, REQUESTED_USED]
+    memory[m, CARVED] -= requests[r, REQUESTED_CARVED]
     return True
