@@ -184,7 +184,7 @@ def test_a_node_without_the_memory_or_its_link_is_refused() -> None:
         simulate(CHAIN, replace(NODE, name="plain", more_memories=(), more_links=()), Spill())
     tasks = TaskGraph.of(CHAIN)
     direct = Program((Segment({COMPUTE: (Acquire((0,), SSD), Copy(0, DEVICE, SSD))}),), resident=(0,))
-    with pytest.raises(ProgramError, match="node small-with-ssd has no link between device and ssd"):
+    with pytest.raises(ProgramError, match="no link between device and ssd: it links device and host, host and ssd"):
         verify(direct, tasks, node=NODE)
 
 
