@@ -17,6 +17,7 @@ from simgpu.cli.screen import Screen
 from simgpu.errors import OutOfMemoryError, PolicyError, ProgramError
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.outputs import write_outputs
+from simgpu.experiments.scenarios.model import Outputs, Scenario
 from simgpu.explain.explanation import explain_result
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node, load_node_file
@@ -36,7 +37,8 @@ from simgpu.program.instructions import (
 from simgpu.program.lowering import lower
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.program.verify import verify
-from simgpu.report.recorded import read_run
+from simgpu.report.columns import page_data
+from simgpu.report.recorded import read_run, recorded_from
 from simgpu.report.writing import write_report
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
@@ -49,6 +51,7 @@ from tests.tiers.spill import SSD, Spill, spilled
 
 NODE = load_node(Path(__file__).parent / "ssd.yaml")
 CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+OTHERS = "; ssd 1000 B; host to ssd 5 GB/s, ssd to host 20 GB/s"
 TO_SSD, TO_HOST = StreamId(0, "host2ssd"), StreamId(0, "ssd2host")
 
 
@@ -128,7 +131,7 @@ def test_the_plot_has_a_row_for_each_engine(result: Result) -> None:
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert rows == ["compute", "D2H copies", "H2D copies", "host to ssd\ncopies", "ssd to host\ncopies"]
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert {"copy to a further memory", "copy from a further memory"} <= set(legend)
+    assert {"copy host to ssd", "copy ssd to host"} <= set(legend)
 
 
 def test_the_memory_of_the_ssd_is_plotted_with_its_capacity(result: Result) -> None:
@@ -161,8 +164,15 @@ def test_a_run_is_written_and_read_again(comparison: Comparison, tmp_path: Path)
 def test_the_page_and_the_table_show_the_ssd(comparison: Comparison, tmp_path: Path) -> None:
     page, *_ = write_report(comparison, tmp_path / "run.html")
     text = page.read_text(encoding="utf-8")
-    for words in ("host-to-ssd", "stalled on host to ssd", "peak ssd memory", "copy host2ssd"):
+    for words in ("host-to-ssd", "stalled on host to ssd", "peak ssd memory", "copy host2ssd", OTHERS):
         assert words in text, words
+
+
+def test_the_run_and_the_page_name_the_ssd_and_its_link(comparison: Comparison) -> None:
+    scenario = Scenario("spill", "", CHAIN, NODE, (), None, 3, 0, 0, None, None, Outputs(None, (), (), "png"))
+    assert dict(scenario.facts())["node"].endswith(OTHERS)
+    looks = {look["label"] for look in page_data(recorded_from(comparison))["looks"]}
+    assert {"copy host to ssd", "copy ssd to host"} <= looks
 
 
 def test_the_node_is_shown_with_its_memories(capsys: pytest.CaptureFixture[str]) -> None:
