@@ -22,6 +22,8 @@ from simgpu.explain.explanation import explain_result
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node, load_node_file
 from simgpu.hardware.spec import DEVICE, HOST, Duplex, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
+from simgpu.machine.compiled_engine import Engine
+from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
     COMPUTE,
     Acquire,
@@ -35,6 +37,7 @@ from simgpu.program.instructions import (
     Segment,
 )
 from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.program.verify import verify
 from simgpu.report.columns import page_data
@@ -271,3 +274,22 @@ def test_random_programs_with_an_ssd_match_the_reference_model(data: st.DataObje
 def _with_ssd(base: NodeSpec, rates: tuple[int, int], **more: object) -> NodeSpec:
     wire = MemoryLink((HOST, SSD), "wire", rates, **more)  # type: ignore[arg-type]
     return replace(base, more_memories=(MemorySpec(SSD, "SSD", alignment=4),), more_links=(wire,))
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_a_copy_to_the_ssd_on_compute_takes_the_links_engine_and_delays_kernels(engine: Engine) -> None:
+    tasks = TaskGraph.of(CHAIN)
+    plain = lower(tasks, Placement())
+    (segment,) = plain.segments
+    offload = (Acquire((0,), HOST), Copy(0, DEVICE, HOST), Acquire((0,), SSD), Copy(0, HOST, SSD))
+    leave = (*offload, Release((0,), SSD), Release((0,), HOST))
+    program = replace(plain, segments=(replace(segment, streams={COMPUTE: (*leave, *segment.streams[COMPUTE])}),))
+    verify(program, tasks, node=NODE)
+    spans = list(run_program(program, tasks, NODE, budget=None, iterations=1, engine=engine).timeline)
+    assert [(span.stream, span.label) for span in spans[:3]] == [
+        ("compute", "copy_d2h"),
+        ("compute", "copy_host2ssd"),
+        ("compute", "compute"),
+    ]
+    assert spans[0].end_ns == spans[1].start_ns
+    assert spans[1].end_ns == spans[2].start_ns == 10 + 22
