@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.timeline.model import Column, MemoryCurve, Span, SpanKind, Timeline
-from simgpu.timeline.streams import StreamId, engine_ends, is_compute
+from simgpu.timeline.streams import StreamId, engine_ends, engine_text, is_compute
 from simgpu.trace.model import Phase
 
 
@@ -107,6 +107,16 @@ def _copy_look(name: str) -> Look:
     """The look of a copy by its engine; the host and the device are nearer than other memories."""
     _, target = engine_ends(name) or ("", "")
     return _COPIES.get(name) or (COPY_BACK if target in (DEVICE, HOST) else COPY_AWAY)
+
+
+def legend_label(look: Look, engines: Iterable[str]) -> str:
+    """The text of a look in the legend of a run with these copy engines.
+
+    >>> legend_label(COPY_AWAY, ["d2h", "host2ssd", "ssd2host"]), legend_label(COPY_D2H, ["d2h"])
+    ('copy host to ssd', 'D2H copy')
+    """
+    named = [engine_text(name) for name in engines if look in (COPY_AWAY, COPY_BACK) and _copy_look(name) == look]
+    return f"copy {', '.join(named)}" if named else look.label
 
 
 def bars(

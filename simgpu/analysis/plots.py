@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from simgpu.analysis.bars import LOOKS, Look, Steps, bars, steps
+from simgpu.analysis.bars import LOOKS, Look, Steps, bars, legend_label, steps
 from simgpu.analysis.power import SAMPLE_NS, Power, PowerCurve
 from simgpu.errors import InputError
 from simgpu.hardware.spec import DEVICE
@@ -259,8 +259,9 @@ def _draw_streams(ax: Axes, timeline: Timeline, window: _Window, phases: Mapping
     ax.set_yticks(list(rows.values()), [_stream_label(stream) for stream in rows])
     ax.tick_params(axis="y", length=0)
     used = {look.label: look for _, look in sorted(drawn, key=lambda key: LOOKS.index(key[1]), reverse=True)}
+    engines = timeline.engines
     handles: list[Artist] = [
-        Patch(facecolor=look.fill, hatch=look.hatch, edgecolor=look.ink, linewidth=0, label=look.label)
+        Patch(facecolor=look.fill, hatch=look.hatch, edgecolor=look.ink, linewidth=0, label=legend_label(look, engines))
         for look in LOOKS
         if used.get(look.label) is look
     ]

@@ -143,11 +143,11 @@ def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
     if not any(metrics):
         return
     yield _line(metrics, "peak device memory", "device_peak_bytes", format_bytes)
-    yield _line(metrics, "mean", "device_mean_bytes", format_bytes, part=True)
     if any(m and m["device_peak_used_bytes"] != m["device_peak_bytes"] for m in metrics):
         yield _line(metrics, "peak with padding", "device_peak_used_bytes", format_bytes, part=True)
     if any(m and m["fragmentation"] is not None for m in metrics):
         yield _line(metrics, "fragmentation", "fragmentation", _share, part=True)
+    yield _line(metrics, "mean device memory", "device_mean_bytes", format_bytes)
     compressed = any(m and "compression_ratio" in m for m in metrics)
     if compressed:
         yield _line(metrics, "compression ratio", "compression_ratio", lambda ratio: f"{ratio:.2f}x", part=True)

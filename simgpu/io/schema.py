@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
-from simgpu.errors import MIGRATE, InputError, Problem, did_you_mean
-from simgpu.former_names import name_today
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.units import (
     parse_bandwidth,
     parse_bytes,
@@ -160,8 +159,8 @@ def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     if kind == "value_error":
         return Problem(file, place, str(context["error"]))
     if kind in ("literal_error", "enum"):
-        today = name_today(str(value), frozenset(_CHOICE.findall(context["expected"])))
-        remedy = f"it is now called {today!r}; {MIGRATE} rewrites files" if today else f"write {context['expected']}"
+        choices = _CHOICE.findall(context["expected"])
+        remedy = did_you_mean(str(value), choices) if choices else f"write {context['expected']}"
         return Problem(file, place, f"{value!r} is not one of the choices", remedy)
     what, remedy = _MEANINGS.get(kind, (details["msg"].removeprefix("Input "), ""))
     return Problem(file, place, f"{_short(value)} {what}", remedy.format_map(context))

@@ -44,8 +44,9 @@ NOBODY = Cause(-1, -1)
 
 
 class Container:
-    """A memory. waiting: requests that are not yet granted, first in, first out.
+    """A memory. Not SimPy's container: a request is for several blocks at once, decided by an allocator.
 
+    waiting: requests that are not yet granted, first in, first out.
     Lists of times, live and used bytes have one entry for each change. buddy_peak: the most bytes of buddy memory that
     its blocks owned at once.
 

@@ -35,6 +35,8 @@ class InstantPhase(IntEnum):
 class InstantOrder(simpy.Environment):
     """SimPy's environment, where SimPy's priorities are places: round, phase and rank in one integer.
 
+    place = (round * phases + phase) * ranks + rank, counted anew at each instant.
+
     >>> env, order = InstantOrder(streams=2), []
     >>> def acts(name, phase, rank):
     ...     yield env.timer(5, rank)
@@ -50,6 +52,7 @@ class InstantOrder(simpy.Environment):
     def __init__(self, streams: int) -> None:
         super().__init__(initial_time=0)
         self._ranks = max(streams, 1)
+        # Places in a round.
         self._round = len(InstantPhase) * self._ranks
         # Where the clock stands: programs begin as if an earlier round had just started their first work.
         self._place = InstantPhase.START * self._ranks
@@ -62,7 +65,10 @@ class InstantOrder(simpy.Environment):
         return int(self._now)
 
     def turn(self, phase: InstantPhase, rank: int = 0) -> simpy.Event:
-        """An event in this round, for a process to wait for. If nothing comes before it, it has happened already."""
+        """An event in this round, for a process to wait for.
+
+        If nothing comes before it, it has been processed already, and SimPy lets the process go on at once.
+        """
         place = self._place - self._place % self._round + phase * self._ranks + rank
         if self._queue and self._queue[0][:2] <= (self._now, place):
             return self._event(place, 0)
@@ -74,11 +80,12 @@ class InstantOrder(simpy.Environment):
         return self._event(self._first(delay) + InstantPhase.END * self._ranks + rank, delay)
 
     def schedule(self, event: simpy.Event, priority: int = NORMAL, delay: float = 0) -> None:
-        """Schedule an event of SimPy's own at its place."""
+        """Schedule an event of SimPy's own at its place, whatever `priority` SimPy gives it."""
         if isinstance(event, simpy.Timeout):
             place = self._first(int(delay)) + InstantPhase.LINK * self._ranks
         else:
-            place = self._place - self._place % self._round
+            # Only `run(until=...)` gives these a delay: it ends before all that happens at that time, as SimPy's does.
+            place = 0 if delay else self._place - self._place % self._round
         super().schedule(event, place, delay)  # type: ignore[arg-type]
 
     def step(self) -> None:

@@ -122,6 +122,7 @@ class AcquireStep:
         if memory.waiting or not memory.acquire(self.request, since):
             granted = stream.env.event()
             memory.waiting.append(Waiting(stream.rank, self.request, granted))
+            # `Memories` grants it after a release, and says which.
             cause = yield granted
             stream.waited(SpanKind.STALL_MEMORY, since, cause, self.resource)
 
@@ -183,8 +184,9 @@ class AwaitStep:
     here: bool
 
     def perform(self, stream: Stream) -> Events:
-        event, before = self.event, 0 if not self.here else stream.repetition + 1 - self.event.repeat
-        target = (stream.iteration + 1) * event.repeat + before - self.lag
+        event, before = self.event, stream.iteration * self.event.repeat
+        # How often the event must have happened since the start of the run.
+        target = before + (stream.repetition + 1 if self.here else event.repeat) - self.lag
         if event.count < target:
             since, reached = stream.env.instant, stream.env.event()
             event.waiting.append((target, reached))
@@ -197,7 +199,7 @@ class EmptyStep:
     """Nothing to do."""
 
     def perform(self, stream: Stream) -> Events:
-        yield from ()
+        yield from ()  # which makes it a generator, as a step must be
 
 
 class Simulator:

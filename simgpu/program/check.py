@@ -385,7 +385,8 @@ class _Checking:
             return ""
         if not {copy.src, copy.dst} <= {memory.name for memory in node.memories}:
             return ""  # reported where the memory was first named
-        return f"node {node.name} has no link between {copy.src} and {copy.dst}"
+        links = ", ".join(f"{first} and {second}" for first, second in (link.ends for link in node.links))
+        return f"node {node.name} has no link between {copy.src} and {copy.dst}: it links {links}"
 
     def _encode(self, codec: Encode) -> str:
         return self._form_fault(codec.block, codec.into, codec.memory) or self._form(codec.block, codec.into)

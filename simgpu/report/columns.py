@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simgpu.analysis.bars import LOOKS, Look, look_of
+from simgpu.analysis.bars import LOOKS, Look, legend_label, look_of
 from simgpu.errors import InputError
 from simgpu.hardware.spec import DEVICE
 from simgpu.report.recorded import Ran, ReportInput
@@ -43,9 +43,10 @@ def page_data(recorded: ReportInput) -> dict[str, Any]:
         if number == len(task_data):
             task_data.append(_tasks(ran.kernels, ran.blocks, strings))
         runs.append(_run(ran, ran.timeline, number, strings, kinds))
+    engines = {name for ran in recorded.runs if ran.timeline is not None for name in ran.timeline.engines}
     return {
         "kinds": kinds.all,
-        "looks": [_look(look) for look in LOOKS],
+        "looks": [_look(look, sorted(engines)) for look in LOOKS],
         "tasks": task_data,
         "runs": runs,
         "words": strings.all,
@@ -75,8 +76,9 @@ def _require_exact(label: str, timeline: Timeline) -> None:
         raise InputError.single("", label, what, "report a shorter run, or use its tables")
 
 
-def _look(look: Look) -> dict[str, Any]:
-    return {"label": look.label, "fill": look.fill, "hatch": look.hatch[:1], "ink": look.ink, "height": look.height}
+def _look(look: Look, engines: Iterable[str]) -> dict[str, Any]:
+    label = legend_label(look, engines)
+    return {"label": label, "fill": look.fill, "hatch": look.hatch[:1], "ink": look.ink, "height": look.height}
 
 
 def _tasks(kernels: Sequence[Kernel], blocks: Sequence[Block], strings: _StringTable) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from simgpu.analysis.bars import (
 )
 from simgpu.errors import InputError
 from simgpu.experiments.measures import engines_of, failure, groups
-from simgpu.hardware.spec import GpuSpec
+from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec
 from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
 from simgpu.report.recorded import ReportInput
 from simgpu.report.template import filled, in_one_function
-from simgpu.simulation.notes import allocator_text, kernel_times
+from simgpu.simulation.notes import allocator_text, kernel_times, other_memories_text
 from simgpu.timeline.streams import OWN_ENGINES, engine_text
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
@@ -149,6 +149,9 @@ def _node(node: Mapping[str, Any]) -> str:
     speeds = f"D2H {format_bandwidth(link['d2h_bandwidth'])}, H2D {format_bandwidth(link['h2d_bandwidth'])}"
     count = f", {node['gpus']} GPUs" if node.get("gpus", 1) > 1 else ""
     text = f"{node['name']}: {gpu['name']}, {format_bytes(gpu['memory'])}{count}; {link['kind']}, {speeds}"
+    memories = [MemorySpec(**memory) for memory in node.get("more_memories", ())]
+    if others := other_memories_text(memories, [MemoryLink(**link) for link in node.get("more_links", ())]):
+        text += f"; {others}"
     return f"{text} ({node['description']})" if node.get("description") else text
 
 

@@ -77,7 +77,7 @@ class RunConfig:
     >>> RunConfig(iterations=0, pool="adressed")
     Traceback (most recent call last):
     simgpu.errors.InputError: argument iterations: 0 is not a whole number of at least 1; ...
-    argument pool: unknown pool 'adressed'; did you mean 'addressed'? known: addressed, counting
+    argument pool: 'adressed' is not one of the choices; did you mean 'addressed'? known: addressed, counting
     """
 
     budget: int | str | None = None
@@ -125,7 +125,8 @@ def checked_setting(name: str, value: Any) -> Any:
         return None
     if name in _CHOICES:
         if value not in _CHOICES[name]:
-            raise InputError.single("", place, f"unknown {name} {value!r}", did_you_mean(str(value), _CHOICES[name]))
+            remedy = did_you_mean(str(value), _CHOICES[name])
+            raise InputError.single("", place, f"{value!r} is not one of the choices", remedy)
         return value
     if name in _SIZES and isinstance(value, str):
         try:
@@ -161,7 +162,10 @@ def run_config(config: RunConfig | None, settings: RunSettings, **others: object
                 checked_setting(name, value)
         except InputError as error:
             problems += error.problems
-    specified: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    known = [field.name for field in fields(RunConfig)]
+    for name in sorted(settings.keys() - set(known)):
+        problems.append(Problem("", f"argument {name}", "there is no such setting", did_you_mean(name, known)))
+    specified: dict[str, Any] = {name: settings.get(name) for name in known if settings.get(name) is not None}
     try:
         if config is not None:
             check_kind("config", config, RunConfig)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
-from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec, NodeSpec
 from simgpu.program.instructions import DEVICE, Copy, Program
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.workloads.timemodel.formats import model_notes
 
 #: An output below this share of the feature maps does not change the peak noticeably.
@@ -46,6 +48,20 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
 def allocator_text(pool: str) -> str:
     """A description of a run's pool."""
     return {"counting": "allocator without fragmentation", "addressed": "allocator with addresses"}.get(pool, pool)
+
+
+def other_memories_text(memories: Iterable[MemorySpec], links: Iterable[MemoryLink]) -> str:
+    """A description of a node's memories and links besides those of every node; empty without any.
+
+    >>> ssd = MemorySpec("ssd", "NVMe SSD", 10**9)
+    >>> other_memories_text([ssd], [MemoryLink(("host", "ssd"), "PCIe", (18 * 10**8, 32 * 10**8))])
+    'ssd 953.7 MiB; host to ssd 1.8 GB/s, ssd to host 3.2 GB/s'
+    """
+    texts = [each.name if each.capacity is None else f"{each.name} {format_bytes(each.capacity)}" for each in memories]
+    for link in links:
+        ways = zip((link.ends, link.ends[::-1]), link.bandwidths, strict=True)
+        texts.append(", ".join(f"{src} to {dst} {format_bandwidth(rate)}" for (src, dst), rate in ways))
+    return "; ".join(texts)
 
 
 def on_epoch(trace: Trace, epoch: int) -> list[str]:

@@ -105,7 +105,7 @@ class Span(NamedTuple):
         return self.kind.label(self.resource)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurve:
     """Bytes in use of one memory as a step function: from `time_ns[i]` on, blocks occupy `live[i]` bytes.
 
@@ -127,7 +127,7 @@ class MemoryCurve:
         return cls(nothing, nothing, nothing, capacity, memory, gpu)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """A run as columns; `stream`, `name`, `cause` and `resource` hold positions in `streams`, `names`, `streams` and
     `resources` (-1 for none).

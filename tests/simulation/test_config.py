@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ NODE = NodeSpec("bench", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
         ({"gpus": 0}, "argument gpus"),
         ({"cores": 0}, "argument cores"),
         ({"epoch": -1}, "argument epoch"),
+        ({"enigne": "simpy"}, "argument enigne"),
+        ({"bugdet": None}, "argument bugdet"),
     ],
     ids=str,
 )
@@ -55,6 +58,24 @@ def test_all_wrong_arguments_are_reported_at_once() -> None:
         simulate("vgg13", NODE, iterations=0, seed=-1, pool="x", budget="8")  # type: ignore[arg-type]
     places = [problem.place for problem in caught.value.problems]
     assert places == [f"argument {name}" for name in ("trace", "budget", "iterations", "seed", "pool")]
+
+
+@pytest.mark.parametrize("entry", ["simulate", "compare"])
+def test_an_unknown_setting_is_reported_with_the_closest_known_one(entry: str) -> None:
+    with pytest.raises(InputError, match="argument enigne: there is no such setting; did you mean 'engine'"):
+        getattr(simgpu, entry)(TRACE, NODE, ["none"] if entry == "compare" else "none", enigne="simpy")
+
+
+def test_an_unknown_choice_reads_alike_in_a_call_and_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "try.yaml"
+    file.write_text(
+        "schema: simgpu.scenario/2\ntrace: vgg11-cifar-cpu\nnode: v100\npolicies: [none]\nengine: compield\n"
+    )
+    for wrong in (lambda: simgpu.load_scenario(file), lambda: RunConfig(engine="compield")):  # type: ignore[arg-type]
+        with pytest.raises(InputError) as caught:
+            wrong()
+        text = "engine: 'compield' is not one of the choices; did you mean 'compiled'? known: auto, compiled, simpy"
+        assert str(caught.value).endswith(text)
 
 
 def test_a_config_is_the_same_as_its_settings_by_keyword() -> None:
@@ -92,3 +113,10 @@ def test_a_run_longer_than_the_clock_raises() -> None:
 def test_the_package_exports_simulate_and_run_config() -> None:
     assert simgpu.simulate is simulate
     assert simgpu.RunConfig is RunConfig
+
+
+def test_results_compare_as_objects() -> None:
+    one, other = simulate(TRACE, NODE, "none"), simulate(TRACE, NODE, "vdnn")
+    assert one.timeline == one.timeline
+    assert one.timeline != other.timeline
+    assert one.timeline.memories[0] != other.timeline.memories[0]

@@ -261,7 +261,7 @@ def test_figures_show_every_gpu(node: NodeSpec, recorded: Trace):
         ({"gpus": 0}, "0 is not a whole number of at least 1"),
         ({"gpus": 2.0}, "2.0 is not a whole number of at least 1"),
         ({"gpus": 2, "cores": 0}, "0 is not a whole number of at least 1"),
-        ({"gpus": 2, "exchange": "gahter"}, "unknown exchange 'gahter'; did you mean 'gather'"),
+        ({"gpus": 2, "exchange": "gahter"}, "'gahter' is not one of the choices; did you mean 'gather'"),
     ],
     ids=str,
 )

@@ -17,10 +17,13 @@ from simgpu.cli.screen import Screen
 from simgpu.errors import OutOfMemoryError, PolicyError, ProgramError
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.outputs import write_outputs
+from simgpu.experiments.scenarios.model import Outputs, Scenario
 from simgpu.explain.explanation import explain_result
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node, load_node_file
 from simgpu.hardware.spec import DEVICE, HOST, Duplex, HostSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
+from simgpu.machine.compiled_engine import Engine
+from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
     COMPUTE,
     Acquire,
@@ -34,9 +37,11 @@ from simgpu.program.instructions import (
     Segment,
 )
 from simgpu.program.lowering import lower
+from simgpu.program.placement import Placement
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.program.verify import verify
-from simgpu.report.recorded import read_run
+from simgpu.report.columns import page_data
+from simgpu.report.recorded import read_run, recorded_from
 from simgpu.report.writing import write_report
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
@@ -49,6 +54,7 @@ from tests.tiers.spill import SSD, Spill, spilled
 
 NODE = load_node(Path(__file__).parent / "ssd.yaml")
 CHAIN = chain([5, 7, 9], [10, 14, 18], [100, 200, 300])
+OTHERS = "; ssd 1000 B; host to ssd 5 GB/s, ssd to host 20 GB/s"
 TO_SSD, TO_HOST = StreamId(0, "host2ssd"), StreamId(0, "ssd2host")
 
 
@@ -128,7 +134,7 @@ def test_the_plot_has_a_row_for_each_engine(result: Result) -> None:
     rows = [label.get_text() for label in axes.get_yticklabels()]
     assert rows == ["compute", "D2H copies", "H2D copies", "host to ssd\ncopies", "ssd to host\ncopies"]
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert {"copy to a further memory", "copy from a further memory"} <= set(legend)
+    assert {"copy host to ssd", "copy ssd to host"} <= set(legend)
 
 
 def test_the_memory_of_the_ssd_is_plotted_with_its_capacity(result: Result) -> None:
@@ -161,8 +167,15 @@ def test_a_run_is_written_and_read_again(comparison: Comparison, tmp_path: Path)
 def test_the_page_and_the_table_show_the_ssd(comparison: Comparison, tmp_path: Path) -> None:
     page, *_ = write_report(comparison, tmp_path / "run.html")
     text = page.read_text(encoding="utf-8")
-    for words in ("host-to-ssd", "stalled on host to ssd", "peak ssd memory", "copy host2ssd"):
+    for words in ("host-to-ssd", "stalled on host to ssd", "peak ssd memory", "copy host2ssd", OTHERS):
         assert words in text, words
+
+
+def test_the_run_and_the_page_name_the_ssd_and_its_link(comparison: Comparison) -> None:
+    scenario = Scenario("spill", "", CHAIN, NODE, (), None, 3, 0, 0, None, None, Outputs(None, (), (), "png"))
+    assert dict(scenario.facts())["node"].endswith(OTHERS)
+    looks = {look["label"] for look in page_data(recorded_from(comparison))["looks"]}
+    assert {"copy host to ssd", "copy ssd to host"} <= looks
 
 
 def test_the_node_is_shown_with_its_memories(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +205,7 @@ def test_a_node_without_the_memory_or_its_link_is_refused() -> None:
         simulate(CHAIN, replace(NODE, name="plain", more_memories=(), more_links=()), Spill())
     tasks = TaskGraph.of(CHAIN)
     direct = Program((Segment({COMPUTE: (Acquire((0,), SSD), Copy(0, DEVICE, SSD))}),), resident=(0,))
-    with pytest.raises(ProgramError, match="node small-with-ssd has no link between device and ssd"):
+    with pytest.raises(ProgramError, match="no link between device and ssd: it links device and host, host and ssd"):
         verify(direct, tasks, node=NODE)
 
 
@@ -269,3 +282,22 @@ def test_random_programs_with_an_ssd_match_the_reference_model(data: st.DataObje
 def _with_ssd(base: NodeSpec, rates: tuple[int, int], **more: object) -> NodeSpec:
     wire = MemoryLink((HOST, SSD), "wire", rates, **more)  # type: ignore[arg-type]
     return replace(base, more_memories=(MemorySpec(SSD, "SSD", alignment=4),), more_links=(wire,))
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_a_copy_to_the_ssd_on_compute_takes_the_links_engine_and_delays_kernels(engine: Engine) -> None:
+    tasks = TaskGraph.of(CHAIN)
+    plain = lower(tasks, Placement())
+    (segment,) = plain.segments
+    offload = (Acquire((0,), HOST), Copy(0, DEVICE, HOST), Acquire((0,), SSD), Copy(0, HOST, SSD))
+    leave = (*offload, Release((0,), SSD), Release((0,), HOST))
+    program = replace(plain, segments=(replace(segment, streams={COMPUTE: (*leave, *segment.streams[COMPUTE])}),))
+    verify(program, tasks, node=NODE)
+    spans = list(run_program(program, tasks, NODE, budget=None, iterations=1, engine=engine).timeline)
+    assert [(span.stream, span.label) for span in spans[:3]] == [
+        ("compute", "copy_d2h"),
+        ("compute", "copy_host2ssd"),
+        ("compute", "compute"),
+    ]
+    assert spans[0].end_ns == spans[1].start_ns
+    assert spans[1].end_ns == spans[2].start_ns == 10 + 22

@@ -21,7 +21,7 @@ from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.simulation.config import RunConfig
-from simgpu.simulation.notes import allocator_text, kernel_times
+from simgpu.simulation.notes import allocator_text, kernel_times, other_memories_text
 from simgpu.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
@@ -192,12 +192,12 @@ class Scenario:
 
     def facts(self) -> list[tuple[str, str]]:
         """A summary as pairs of name and text: trace, node and provenance."""
-        node, link = self.node, self.node.link
+        node = self.node
         times = kernel_times(self.trace.info, node.gpu)
         return [
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
-            ("node", f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {link.kind}, {_speeds(link)}"),
+            ("node", _described(node)),
             *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("sweep", self.swept)] if self.swept else []),
@@ -222,6 +222,13 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         return facts_html(self._all_facts())
+
+
+def _described(node: NodeSpec) -> str:
+    """The node's memories and links."""
+    text = f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {node.link.kind}, {_speeds(node.link)}"
+    others = other_memories_text(node.more_memories, node.more_links)
+    return f"{text}; {others}" if others else text
 
 
 def _compressed(node: NodeSpec) -> str:

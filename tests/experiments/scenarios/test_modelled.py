@@ -119,7 +119,7 @@ def test_the_schema_lists_every_modelling_key() -> None:
         (
             "epochs: 5",
             "framework: caffe",
-            "line 5, trace.framework: 'caffe' is not one of the choices; write 'pytorch'",
+            "line 5, trace.framework: 'caffe' is not one of the choices; known: cudnn, fused, pytorch",
         ),
         ("epochs: 5", "workspace_limit: 8", "line 5, trace.workspace_limit: 8 has no unit"),
         ("epochs: 5", "gpu: v10", "line 5, trace.gpu: no shipped node is called 'v10'; did you mean 'v100'?"),
