@@ -157,17 +157,18 @@ def _relaunch(
 
 @_walk
 def walk(  # noqa: C901 - one branch per code
-    rows: Any, positions: Any, ends: Any, expected: Any, signalled_in: Any, listed: Any, memories: Any, used: Any,
+    rows: Any, positions: Any, ends: Any, expected: Any, repeats: Any, signalled_in: Any, listed: Any, memories: Any,
+    used: Any,
     clock: Any, heard: Any, clocks: Any, blocks: Any, touched: Any, graph: Any, kernels: Any, accesses: Any,
     written: Any, earlier: Any, launched: Any,
 ) -> Any:  # fmt: skip
     """Walk the streams of one repetition of a segment from their positions to their ends; whether all rules hold.
 
-    signalled_in[e]: the segment that signals an event. expected[i]: how many signals of its events a wait needs, less
-    its lag. memories[s, n]: the memory of name n that a stream reaches;
-    used[s]: that of its kernels. clock[s]: the latest clocks of all streams that stream s knows. heard[e]: how often an
-    event was signalled; clocks[e, n]: the clocks of the signalling stream at its signals. launched[k]: in this
-    repetition.
+    signalled_in[e]: the segment that signals an event. expected[i]: how many signals of its events a wait needs,
+    less its lag. repeats[i]: how often the segment repeats, 0 for this one. memories[s, n]: the memory of name n
+    that a stream reaches; used[s]: that of its kernels. clock[s]: the latest clocks of all streams that stream s
+    knows. heard[e]: how often an event was signalled; clocks[e, n]: the clocks of the signalling stream at its
+    signals. launched[k]: in this repetition.
     """
     moving = True
     while moving:
@@ -178,7 +179,10 @@ def walk(  # noqa: C901 - one branch per code
                 code, x, y, z = rows[row, 0], rows[row, 1], rows[row, 2], rows[row, 3]
                 good = True
                 if code == AWAIT:
-                    target = expected[signalled_in[x]] - y
+                    i = signalled_in[x]
+                    target = expected[i] - y
+                    if repeats[i] > 2:  # see `ProgramWalk`
+                        target = expected[i] - y // repeats[i] * 2 - min(y % repeats[i], 1)
                     if heard[x] < target:
                         break
                     if target > 0:

@@ -117,10 +117,12 @@ class _Walk:
         # How many signals of each segment's events its streams wait for, without any lag.
         expected = (iteration + 1) * self.repeats
         expected[index] = iteration * self.repeats[index] + repetition + 1
+        of_others = columns.repeats.copy()
+        of_others[index] = 0
         good: bool = machine.walk(
-            columns.rows, columns.first[:, index].copy(), ends.copy(), expected, self.signalled_in, columns.blocks,
-            self.memories, self.used, self.clock, self.heard, self.clocks, self.blocks, self.touched, graph, kernels,
-            accesses, self.written, earlier, launched,
+            columns.rows, columns.first[:, index].copy(), ends.copy(), expected, of_others, self.signalled_in,
+            columns.blocks, self.memories, self.used, self.clock, self.heard, self.clocks, self.blocks, self.touched,
+            graph, kernels, accesses, self.written, earlier, launched,
         )  # fmt: skip
         ever |= launched
         return good and (not repeats or bool((self.blocks[:, :, 0] == held).all()))

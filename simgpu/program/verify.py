@@ -261,9 +261,12 @@ class ProgramWalk:
         if signalled_in == index:
             target = number + 1 - wait.lag
         else:
-            repeat = min(self.program.segments[signalled_in].repeat, 2)
-            own = min(self.program.segments[index].repeat, 2)
-            target = (number // own + 1) * repeat - wait.lag
+            # Of a segment that repeats more often, the first and the last repetition are walked; the first one stands
+            # for those between them, whose clocks are at least as far.
+            repeat = self.program.segments[signalled_in].repeat
+            walked, own = min(repeat, 2), min(self.program.segments[index].repeat, 2)
+            iterations, from_last = divmod(wait.lag, repeat)
+            target = (number // own + 1 - iterations) * walked - min(from_last, walked - 1)
         if target <= 0:
             return True
         heard = self.clocks[wait.event]
