@@ -38,17 +38,23 @@ def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **option
 
 
 def _forgiving_cache(function: Function) -> Any:
-    """Numba's cache of a function on disk, where a full disk is no error: the next process compiles again."""
+    """Numba's cache of a function on disk, where neither a full disk nor a damaged file is an error."""
     from numba.core.caching import FunctionCache
 
     cache = FunctionCache(function)
-    save = cache.save_overload
+    save, load = cache.save_overload, cache.load_overload
 
     def save_if_possible(*compiled: Any) -> None:
         with suppress(OSError):
             save(*compiled)
 
-    cache.save_overload = save_if_possible
+    def load_if_possible(*wanted: Any) -> Any:
+        try:
+            return load(*wanted)
+        except Exception:  # whatever unpickling a damaged file raises: compile again
+            return None
+
+    cache.save_overload, cache.load_overload = save_if_possible, load_if_possible
     return cache
 
 

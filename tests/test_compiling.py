@@ -59,3 +59,12 @@ def test_functions_kept_outside_the_package_are_seen(
     monkeypatch.setenv(setting, str(tmp_path))
     monkeypatch.setattr("simgpu.compiling.Path.glob", lambda self, pattern: iter([path] if self == kept else []))
     assert is_cached("simgpu.machine.compiled", "execute")
+
+
+def test_a_function_is_compiled_again_where_the_kept_one_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(cache: Any, key: Any) -> None:
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", lambda cache, key, data: None)
+    assert compiled(twice)(21) == 42

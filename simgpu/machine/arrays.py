@@ -223,6 +223,8 @@ class TableWriter:
             for row, begin, end in zip(rows.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
                 if row in self.columns.offsets:
                     offsets[begin:end] = self.columns.offsets[row]
+            if offsets.max(initial=0) >= SAFE:
+                raise OverflowError("offsets pass 64 bits")
         return offsets
 
     def _sources(self) -> SmallInts:

@@ -30,6 +30,8 @@ _NAME = "simgpu.machine.compiled"
 #: A copy over a shared link counts billionths of its bytes, and its rate is taken from them: below 4.6 GB, none passes
 #: 64 bits.
 _SAFE_BYTES = 2**62
+#: The largest number of 64 bits.
+_LARGEST = 2**63 - 1
 #: Links of at least so many bytes per second give every copy a rate of at least one.
 _LEAST_RATE = 10**4
 #: A run that stops before this time has certainly no timer that SimPy could not reach.
@@ -70,7 +72,9 @@ def run_compiled(
     """Run a program; None for a run whose numbers may pass 64 bits, or whose offsets no pool has. The memories hold
     what they hold at the start, and still do afterwards."""
     columns = checked.columns
-    if columns is None or (columns.offsets and not isinstance(memories.devices[0].pool, AddressedPool)):
+    if columns is None or not _have_offsets(columns, memories):
+        return None
+    if any((each.pool.capacity or 0) > _LARGEST or each.pool.used > _LARGEST for each in memories.all):
         return None
     try:
         tables = TableWriter(checked, columns, node, engines, memories).tables()
@@ -79,6 +83,12 @@ def run_compiled(
     if not _fits(columns, tables, iterations):
         return None
     return _run(checked, columns, tables, memories, iterations)
+
+
+def _have_offsets(columns: Columns, memories: Memories) -> bool:
+    """Whether the memories in which a program gives offsets have addresses."""
+    names = {columns.memories[columns.rows[row, 1]] for row in columns.offsets}
+    return all(isinstance(memories.of(0, name).pool, AddressedPool) for name in names)
 
 
 def _run(

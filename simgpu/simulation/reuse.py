@@ -158,7 +158,7 @@ def repeated(
     """The runs to which this one belongs; None for the first of them, which has nothing to share."""
     kept: dict[int, Repeated] = graph.kept.setdefault(("repeated",), {})
     settings = policy, replace(config, budget=None)
-    for each in kept.values():
+    for each in list(kept.values()):  # other threads may add some
         if each.checked is checked and each.node == node and each.settings == settings:
             _keep(kept, id(each), each)
             return each

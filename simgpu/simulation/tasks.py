@@ -9,6 +9,7 @@ from threading import Lock
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.trace.check import cannot_change
 from simgpu.trace.entries import is_of_entries
 from simgpu.trace.epochs import nearest_epoch
 from simgpu.trace.model import Trace
@@ -25,8 +26,9 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
             if known[0] is trace and known[1] == used:
                 return known[2]
     graph = _task_graph(trace, node, epoch)
-    with _LOCK:
-        _LAST.appendleft((trace, used, graph))
+    if cannot_change(trace):
+        with _LOCK:
+            _LAST.appendleft((trace, used, graph))
     return graph
 
 

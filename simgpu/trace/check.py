@@ -60,7 +60,7 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_tables(trace, problems)
     accesses = check_order(trace, problems)
     check_saved(trace, problems)
-    if not problems.problems and _cannot_change(trace):
+    if not problems.problems and cannot_change(trace):
         _VALID[id(trace)] = trace
         if accesses is not None:
             from simgpu.trace.accesses import keep
@@ -69,7 +69,7 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     return problems.problems
 
 
-def _cannot_change(trace: Trace) -> bool:
+def cannot_change(trace: Trace) -> bool:
     """Whether everything in it is frozen: a trace made with lists instead of tuples may still change."""
     tables = (getattr(trace, name) for name in _TABLES)
     lists = chain(*(map(attrgetter(name), trace.kernels) for name in ("reads", "writes")))

@@ -11,6 +11,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError, OutOfMemoryError, PolicyError
+from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.machine.compiled_engine import Engine
 from simgpu.machine.run import MachineRun
@@ -194,3 +195,12 @@ def test_a_program_that_is_too_large_to_keep_is_verified_once_for_each_run(
     assert len(checks) == 1
     assert list(large.timeline) == list(usual.timeline)
     assert large.metrics == usual.metrics
+
+
+def test_a_trace_of_lists_that_changed_is_looked_at_again(trace: Trace) -> None:
+    kernels = list(trace.kernels)
+    changing = replace(trace, kernels=kernels)  # type: ignore[arg-type]
+    node = load_node("v100")
+    before = simulate(changing, node, "none").iteration_ns
+    kernels[0] = replace(kernels[0], duration_ns=kernels[0].duration_ns + 1000)
+    assert simulate(changing, node, "none").iteration_ns == before + 1000
