@@ -15,6 +15,8 @@ from simgpu.trace.model import Block, Kernel, Trace
 
 Ints = NDArray[np.int64]
 
+#: Of longer traces, the arrays take too much memory to be kept.
+_LONGEST = 100_000
 #: Of traces that cannot change, by identity, as long as they live.
 _KEPT: dict[int, AccessColumns] = {}
 
@@ -62,7 +64,7 @@ class AccessColumns(NamedTuple):
 
 def keep(trace: Trace, accesses: AccessColumns) -> None:
     """Keep the accesses of a trace that cannot change."""
-    if id(trace) not in _KEPT:
+    if id(trace) not in _KEPT and len(trace.kernels) <= _LONGEST:
         _KEPT[id(trace)] = accesses
         weakref.finalize(trace, _KEPT.pop, id(trace))
 
