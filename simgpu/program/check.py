@@ -385,7 +385,7 @@ class _Checking:
             return ""
         if not {copy.src, copy.dst} <= {memory.name for memory in node.memories}:
             return ""  # reported where the memory was first named
-        links = ", ".join(f"{first} and {second}" for first, second in (link.ends for link in node.links))
+        links = ", ".join(" and ".join(link.ends) for link in node.links)
         return f"node {node.name} has no link between {copy.src} and {copy.dst}: it links {links}"
 
     def _encode(self, codec: Encode) -> str:
@@ -409,9 +409,7 @@ class _Checking:
         return "" if known else f"block {names[form].id} is not an encoded form of block {names[block].id}"
 
     def _acquire(self, acquire: Acquire) -> str:
-        fault = self._blocks_in_memory(acquire)
-        offsets = acquire.offsets
-        if fault or offsets is None:
+        if (fault := self._blocks_in_memory(acquire)) or (offsets := acquire.offsets) is None:
             return fault
         if type(offsets) is not tuple or len(offsets) != len(acquire.blocks):
             return f"offsets {shown(offsets)} are not one for each of its {len(acquire.blocks)} blocks, as a tuple"
