@@ -118,12 +118,12 @@ class TaskGraph:
     @no_collection()
     def of(cls, trace: Trace) -> TaskGraph:
         """The task graph of a checked trace."""
-        from simgpu.graph.versions import Versions, grouped, shared
+        from simgpu.graph.versions import Versions, grouped, known_groups, shared
         from simgpu.trace.accesses import accesses_of
 
         # A large graph is mostly numbers and small tuples, so equal ones are one object.
         numbers = list(range(max(len(trace.kernels), len(trace.blocks))))
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        known = known_groups(len(trace.kernels))
         # Programs number streams from 0, whatever their numbers in the recording.
         streams = {
             recorded: place for place, recorded in enumerate(sorted({kernel.stream for kernel in trace.kernels}))

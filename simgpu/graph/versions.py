@@ -13,6 +13,7 @@ from simgpu.trace.accesses import AccessColumns, Ints
 
 Numbers = NDArray[np.int32]
 Groups = tuple[tuple[int, ...], ...]
+_MANY = 20_000
 
 
 class Versions(NamedTuple):
@@ -36,7 +37,7 @@ class Versions(NamedTuple):
         Versions(read=((0,), (1, 0), (1,)), written=((1,), (1,), (2,)), uses=((0, 1, 2), (0, 1, 2)), last=(1, 2))
         """
         earlier, written, users, counts, last = _counted(accesses, blocks)
-        known: dict[tuple[int, ...], tuple[int, ...]] = {}
+        known = known_groups(len(accesses.read_counts))
         return cls(
             shared(grouped(earlier.tolist(), accesses.read_counts), known),
             shared(grouped(written.tolist(), accesses.write_counts), known),
@@ -78,6 +79,12 @@ def grouped(numbers: Iterable[int], counts: Ints | Numbers) -> Iterator[tuple[in
     return (flat[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
-def shared(groups: Iterable[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, ...]]) -> Groups:
-    """The groups with one object for all that are equal. known: objects for groups, to which new ones are added."""
-    return tuple([known.setdefault(group, group) for group in groups])
+def shared(groups: Iterable[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, ...]] | None) -> Groups:
+    """The groups with one object for all that are equal. known: objects for groups, to which new ones are added; None
+    for groups as they are."""
+    return tuple(groups) if known is None else tuple([known.setdefault(group, group) for group in groups])
+
+
+def known_groups(kernels: int) -> dict[tuple[int, ...], tuple[int, ...]] | None:
+    """The argument for `shared`: with few kernels, finding equal groups takes more time than it is worth."""
+    return {} if kernels >= _MANY else None
