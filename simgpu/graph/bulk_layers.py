@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.trace.accesses import AccessColumns, Ints, accesses_of, first_of
+from simgpu.trace.accesses import AccessColumns, Ints, accesses_of, distinct, first_of
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.operators import OpClass, op_class
 
@@ -67,7 +67,7 @@ def _find_saved(layers: Ints, forward: int, backward: Flags, accesses: AccessCol
     kernels = np.concatenate([accesses.readers, accesses.writers])
     # Each layer and class that touched a block in forward, once.
     early = kernels < forward
-    touched = _distinct((blocks[early] * count + layers[kernels[early]]) * kinds + classes[kernels[early]])
+    touched = distinct((blocks[early] * count + layers[kernels[early]]) * kinds + classes[kernels[early]])
     touched_blocks = touched // (count * kinds)
     saved = backward[accesses.readers]
     reads, readers = accesses.reads[saved], accesses.readers[saved]
@@ -88,9 +88,3 @@ def _find_saved(layers: Ints, forward: int, backward: Flags, accesses: AccessCol
     of_group = keys[groups] // count
     firsts = np.flatnonzero(np.append(True, of_group[1:] != of_group[:-1]))
     layers[of_group[firsts]] = np.maximum.reduceat(score, firsts) % count
-
-
-def _distinct(numbers: Ints) -> Ints:
-    numbers = np.sort(numbers)
-    first: Flags = np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
-    return np.asarray(numbers[first])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.trace.accesses import AccessColumns, Ints
+from simgpu.trace.accesses import AccessColumns, Ints, distinct
 
 Numbers = NDArray[np.int32]
 Groups = tuple[tuple[int, ...], ...]
@@ -60,9 +60,7 @@ def _counted(accesses: AccessColumns, blocks: int) -> tuple[Numbers, Numbers, Nu
     written = np.empty(len(keys), dtype=np.int32)
     written[by_block] = np.arange(1, len(keys) + 1) - begins[keys // kernels]
     earlier = np.searchsorted(keys, reading) - begins[reading // kernels]
-    touched = np.concatenate([keys, reading])
-    touched.sort()
-    touched = touched[np.append(True, touched[1:] != touched[:-1])[: len(touched)]]
+    touched = distinct(np.concatenate([keys, reading]))
     counts = np.bincount(touched // kernels, minlength=blocks)
     users = touched % kernels
     return earlier.astype(np.int32), written, users.astype(np.int32), counts.astype(np.int32), last.astype(np.int32)

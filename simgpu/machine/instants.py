@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import simpy
-from simpy.events import NORMAL
+from simpy.events import NORMAL, EventPriority
 
 
 class InstantPhase(IntEnum):
@@ -86,7 +86,7 @@ class InstantOrder(simpy.Environment):
         else:
             # Only `run(until=...)` gives these a delay: it ends before all that happens at that time, as SimPy's does.
             place = 0 if delay else self._place - self._place % self._round
-        super().schedule(event, place, delay)  # type: ignore[arg-type]
+        super().schedule(event, EventPriority(place), delay)
 
     def step(self) -> None:
         """Process the next event; those that follow at once leave the clock where their cause put it."""
@@ -107,5 +107,5 @@ class InstantOrder(simpy.Environment):
         event = simpy.Event(self)
         event._ok = True
         event._value = None
-        super().schedule(event, place, delay)  # type: ignore[arg-type]
+        super().schedule(event, EventPriority(place), delay)
         return event

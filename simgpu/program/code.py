@@ -200,6 +200,7 @@ class CodeWriter:
         """See `Acquire`."""
         if offsets is not None:
             self.offsets[len(self)] = offsets
+        # Written out here and in `release`, because most instructions are these.
         first = len(self._all_blocks) + len(self._blocks)
         self._blocks += blocks
         self._rows += (ACQUIRE, self.memories[memory], first, first + len(blocks))

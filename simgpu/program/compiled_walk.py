@@ -158,8 +158,7 @@ def _relaunch(
 @_walk
 def walk(  # noqa: C901 - one branch per code
     rows: Any, positions: Any, ends: Any, expected: Any, repeats: Any, signalled_in: Any, listed: Any, memories: Any,
-    used: Any,
-    clock: Any, heard: Any, clocks: Any, blocks: Any, touched: Any, graph: Any, kernels: Any, accesses: Any,
+    used: Any, clock: Any, heard: Any, clocks: Any, blocks: Any, touched: Any, graph: Any, kernels: Any, accesses: Any,
     written: Any, earlier: Any, launched: Any,
 ) -> Any:  # fmt: skip
     """Walk the streams of one repetition of a segment from their positions to their ends; whether all rules hold.

@@ -90,7 +90,8 @@ def find_callable(name: str, known: Mapping[str, str], *, kind: str, place: str)
     if not callable(result):
         what = f"{attribute!r} is not callable; it is a {type(result).__name__}"
         raise InputError.single(name, place, what, "name a function or a class")
-    return result  # type: ignore[no-any-return]
+    found: Callable[..., Any] = result
+    return found
 
 
 def _import(name: str, place: str, module_path: str) -> Any:

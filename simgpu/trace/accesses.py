@@ -80,3 +80,14 @@ def first_of(blocks: Ints, kernels: Ints, count: int, none: int) -> Ints:
     first = np.full(count, none, dtype=np.int64)
     first[blocks[::-1]] = kernels[::-1]
     return first
+
+
+def distinct(numbers: Ints) -> Ints:
+    """Sort the numbers in place; each of them once, ascending.
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    numbers.sort()
+    first: NDArray[np.bool_] = np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]
+    return np.asarray(numbers[first])
