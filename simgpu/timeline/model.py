@@ -187,7 +187,7 @@ class Timeline:
     @property
     def labels(self) -> dict[tuple[int, int], str]:
         """The name of each kind that occurs, by the values of `kind` and `resource`."""
-        pairs = np.unique(np.stack([self.kind, self.resource]), axis=1).T.tolist()
+        pairs = sorted(set(zip(self.kind.tolist(), self.resource.tolist(), strict=True)))
         return {(kind, at): SpanKind(kind).label(self.resources[at] if at >= 0 else "") for kind, at in pairs}
 
     def __len__(self) -> int:
