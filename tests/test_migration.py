@@ -103,6 +103,7 @@ def test_stored_timings_read_as_before(tmp_path: Path) -> None:
     assert read_timings(folder) == timings
 
 
+@pytest.mark.slow
 def test_a_recorded_validation_reads_as_before(tmp_path: Path) -> None:
     shipped = SHIPPED / "cpu-small"
     folder = tmp_path / "cpu-small"

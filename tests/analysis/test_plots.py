@@ -152,6 +152,7 @@ def test_both_panels_share_one_time_axis() -> None:
     assert upper.get_shared_x_axes().joined(upper, lower)
 
 
+@pytest.mark.slow
 def test_ten_thousand_kernels_are_drawn_as_few_shapes() -> None:
     spans = [("compute", K.COMPUTE, f"k{i}", 100 * i, 100 * i + 99) for i in range(10_000)]
     figure = plot_timeline(timeline_of(spans, [10**6]))
@@ -177,6 +178,7 @@ def test_a_suffix_that_is_not_an_image_and_a_missing_folder_are_refused(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [plot_timeline, plot_memory, plot_run])
 def test_a_saved_figure_has_the_bytes_that_matplotlib_writes(draw: Callable[..., Figure], tmp_path: Path) -> None:
     """`save_figure` arranges a figure once, and leaves it as matplotlib does: a second save may arrange it anew."""

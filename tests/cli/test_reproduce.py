@@ -168,6 +168,7 @@ def test_a_violated_ordering_is_reported_without_an_error_status(broken: None, m
     assert done.exit_code == 0 and "case 7" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_numba_a_note_warns_that_home_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     message = "claims of HOME take very long without numba"
     assert message not in reproduce("home.pso").stderr

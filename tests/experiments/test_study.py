@@ -62,6 +62,7 @@ def result(path: Path) -> StudyResult:
     return run_study(load_study(path))
 
 
+@pytest.mark.slow
 def test_a_cell_equals_a_training_under_its_policy() -> None:
     changes = {"epochs": [0, 48], "traces": {"VGG": {"zoo": "vgg16", "batch": 8, "epochs": 50}}, "published": []}
     study = load_study("cswap-6a", changes)

@@ -135,18 +135,21 @@ def random_chains() -> list[Chain]:
     return chains(60)
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 def test_uncompressed_swaps_cost_as_in_equation_1(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_plain(each) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 def test_compressed_swaps_cost_as_in_equations_2_to_4(random_chains: list[Chain]) -> None:
     for each in random_chains:
         assert _off_compressed(each) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 def test_tensors_are_compressed_where_that_costs_less(random_chains: list[Chain]) -> None:
     for each in random_chains:
@@ -170,6 +173,7 @@ def _decided_otherwise(each: Chain) -> list[str]:
     return [name for name, pays in worth.items() if bool(codecs.get(name)) != pays]
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 def test_the_launch_tuner_draws_10_settings_and_proposes_25() -> None:
     tuner = LaunchTuner(response_of(load_node("v100").gpu), "zvc", FIGURE_12)

@@ -110,6 +110,7 @@ NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x17F), min_s
 NUMBERS = st.floats(0.0, 1e6)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(st.dictionaries(NAMES, st.dictionaries(NAMES, NUMBERS, min_size=1, max_size=4), min_size=1, max_size=6))
 def test_any_numbers_can_be_drawn(groups: dict[str, dict[str, float]]) -> None:

@@ -256,6 +256,7 @@ def test_a_search_tries_every_regular_size() -> None:
     assert not search.allowed(128, 5 * 10**9) and not search.allowed(256, 4 * 10**9)
 
 
+@pytest.mark.slow
 def test_smaller_or_irregular_sub_batches_break_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, gpu = network("ResNet-34"), load_node(NODE).gpu
     monkeypatch.setitem(_SEARCHED, "ResNet-34", (4,))

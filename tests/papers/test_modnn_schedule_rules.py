@@ -39,6 +39,7 @@ def test_the_algorithm_with_the_largest_gain_by_equation_10_is_chosen() -> None:
     assert seen["choices among algorithms"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 def test_defragmentation_keeps_only_the_next_tasks_blocks() -> None:
     seen = read_back(chain(on_networks(_PREFETCHING), at_random(_RANDOM, 33)), cleared_of)

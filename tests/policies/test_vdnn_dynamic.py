@@ -126,6 +126,7 @@ def run(trace: Trace, budget: int) -> Result | None:
         return None
 
 
+@pytest.mark.slow
 def test_dynamic_mode_adopts_the_result_of_the_published_trials():
     for budget in BUDGETS:
         check_against_published_trials(budget)

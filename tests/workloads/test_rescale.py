@@ -71,6 +71,7 @@ def networks() -> list[Trace]:
     return traces
 
 
+@pytest.mark.slow
 def test_rescaling_equal_kernels_once_equals_rescaling_each(monkeypatch: pytest.MonkeyPatch) -> None:
     once = [at_batch(trace, batch) for trace in networks() for batch in (1, 5, 64)]
     monkeypatch.setattr(Rescaler, "kernel", Rescaler._rescaled)

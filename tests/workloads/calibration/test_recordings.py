@@ -39,6 +39,7 @@ def test_a_recording_with_an_unknown_source_is_refused(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 2
 
 
+@pytest.mark.slow
 def test_missing_recordings_are_reported_and_a_missing_folder_refused(tmp_path: Path) -> None:
     skipped = validate(tmp_path).skipped
     listed = load_recordings()
