@@ -199,7 +199,14 @@ def test_verify_costs_less_than_the_run_it_guards(densenet: TaskGraph, policy: s
     report(f"{policy}: verify over a run of three iterations", share, "below 1", share < 1)
 
 
-@pytest.mark.parametrize(("policy", "pool"), [("none", "counting"), ("none", "addressed"), ("vdnn", "addressed")])
+@pytest.mark.parametrize(
+    ("policy", "pool"),
+    [
+        ("none", "counting"),
+        ("none", "addressed"),
+        pytest.param("vdnn", "addressed", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_cost_grows_linearly(policy: str, pool: str, report: Report) -> None:
     def cost_per_kernel(layers: int) -> float:
         sizes = [1000 + 37 * (n % 101) for n in range(layers)]

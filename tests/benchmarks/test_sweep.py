@@ -90,6 +90,7 @@ def require_two_idle_cores() -> None:
         pytest.skip(f"the machine is busy: two loops get {together / alone:.2f} times as far as one")
 
 
+@pytest.mark.exhaustive
 def test_two_processes_give_almost_twice_the_points(report: Report) -> None:
     """On SimPy, since this process may have loaded the compiled engine already, and the others have not."""
     require_two_idle_cores()
@@ -134,6 +135,7 @@ def memory_curve() -> Iterator[list[float]]:
         sampler.join()
 
 
+@pytest.mark.exhaustive
 def test_memory_stays_flat_over_a_hundred_thousand_points(tmp_path: Path, report: Report) -> None:
     sweep = make_sweep(
         {

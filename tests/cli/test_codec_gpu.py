@@ -7,7 +7,7 @@ import pytest
 from tests.cli.cli_helpers import simgpu
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tune_compares_four_searches_and_exhaustive_search_is_best() -> None:
     done = simgpu("compression", "tune", "-q")
     assert done.exit_code == 0, done.stderr

