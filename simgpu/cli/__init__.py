@@ -17,6 +17,7 @@ SECTIONS = {
     },
     "Explain": {
         "explain": ("simgpu.cli.explain:explain", "Explain why policies are slow or do not fit, and what helps."),
+        "memory": ("simgpu.cli.memory:memory", "Explain a PyTorch memory snapshot: peaks, OOM, what would help."),
         "memory-bound": (
             "simgpu.cli.bound:bound",
             "Compute how much memory an iteration needs at least.",

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "simgpu"
 
 #: They hold the limits: what a file may be, how large, how deep.
-READERS = {f"io/{kind}_files.py" for kind in ("input", "yaml", "array")}
+READERS = {f"io/{kind}_files.py" for kind in ("input", "yaml", "array", "pickle")}
 #: Modules that may read by themselves, what they may call, and why.
 EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "io/free_memory.py": ({"read_text"}, "the system's tables of memory"),

@@ -1,0 +1,250 @@
+"""Explains a recording of PyTorch's allocator: who holds the memory, what is fragmented, and what would help."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simgpu.memory.caching.blocks import MemoryBlock
+from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
+from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
+from simgpu.memory.caching.replay import replay
+from simgpu.memory.caching.settings import AllocatorSettings, parse
+from simgpu.trace.allocations import AllocationTrace, AllocatorAction, Frame
+
+#: Settings that are tried, as in PYTORCH_CUDA_ALLOC_CONF.
+TRIED = (
+    "expandable_segments:True",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Allocations from one line of code. where: the line; "not recorded" without a stack."""
+
+    where: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class PinnedBy:
+    """A segment that is held by few allocations. free: bytes that nobody can use elsewhere. used: bytes in use."""
+
+    address: int
+    size: int
+    free: int
+    used: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A request that found no memory.
+
+    event: its number, -1 if memory did not suffice for what was allocated before the recording. request: bytes.
+    recorded: whether it failed when it was recorded, else with the given capacity. free: bytes that the device had
+    left for the allocator.
+    """
+
+    event: int
+    request: int
+    recorded: bool
+    free: int
+
+
+@dataclass(frozen=True)
+class SettingsTrial:
+    """The same requests with other settings.
+
+    reserved, allocated: the peaks on a device of unlimited memory, in bytes. failed: the event at whose request the
+    capacity did not suffice, None if it did or is not known.
+    """
+
+    settings: str
+    reserved: int
+    allocated: int
+    failed: int | None
+
+
+@dataclass(frozen=True)
+class AllocationReport:
+    """What `explain_allocations` finds.
+
+    equal_allocations, equal_segments: how many of the recorded ones the model of the allocator puts at the recorded
+    address. requested, allocated, reserved: peaks in bytes. capacity: bytes for the allocator, None if not known.
+    moment: the event whose state is described: the failure, else the peak of allocated bytes. state: reserved memory
+    at that moment. trials: the first has the recorded settings.
+    """
+
+    trace: AllocationTrace
+    settings: AllocatorSettings
+    allocations: int
+    equal_allocations: int
+    segments: int
+    equal_segments: int
+    deviations: tuple[Deviation, ...]
+    requested: int
+    allocated: int
+    reserved: int
+    capacity: int | None
+    failure: Failure | None
+    moment: int
+    state: Fragmentation
+    holders: tuple[Holder, ...]
+    pins: tuple[PinnedBy, ...]
+    trials: tuple[SettingsTrial, ...]
+
+
+def explain_allocations(
+    trace: AllocationTrace, capacity: int | None = None, tried: Sequence[str] = TRIED
+) -> AllocationReport:
+    """Explain a recording of PyTorch's allocator.
+
+    capacity: bytes of the device for the allocator; by default what it had when the recording ran out of memory, if it
+    did. tried: settings to try, as in PYTORCH_CUDA_ALLOC_CONF.
+    """
+    settings = AllocatorSettings.of_snapshot(trace.settings)
+    whole = AllocatorReproduction(trace, settings)
+    levels = _levels(whole)
+    failure, state, blocks = _failure(trace, settings, capacity)
+    moment = failure.event if failure is not None else int(np.argmax(levels))
+    if failure is None:
+        at_peak = AllocatorReproduction(trace, settings).run(moment + 1)
+        state, blocks = fragmentation(at_peak.allocator), at_peak.blocks
+    if capacity is None and failure is not None:
+        capacity = state.reserved + failure.free
+    counts = whole.allocator.statistics
+    where = _where(trace)
+    return AllocationReport(
+        trace=trace,
+        settings=settings,
+        allocations=whole.allocations,
+        equal_allocations=whole.equal_allocations,
+        segments=whole.segments,
+        equal_segments=whole.equal_segments,
+        deviations=tuple(whole.deviations),
+        requested=counts.requested_peak,
+        allocated=counts.allocated_peak,
+        reserved=counts.reserved_peak,
+        capacity=capacity,
+        failure=failure,
+        moment=moment,
+        state=state,
+        holders=tuple(_holders(blocks, where)),
+        pins=tuple(_pins(state, blocks, where)),
+        trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
+    )
+
+
+def _levels(reproduction: AllocatorReproduction) -> list[int]:
+    """Run a reproduction event by event; allocated bytes after each."""
+    levels = []
+    for number in range(len(reproduction.trace.events)):
+        reproduction.run(number + 1)
+        levels.append(reproduction.allocator.statistics.allocated)
+    reproduction.run()
+    return levels or [0]
+
+
+def _failure(
+    trace: AllocationTrace, settings: AllocatorSettings, capacity: int | None
+) -> tuple[Failure | None, Fragmentation, Mapping[int, MemoryBlock]]:
+    """The failed request, and the state after all unused segments were freed for it."""
+    failed = [number for number, event in enumerate(trace.events) if event.action == AllocatorAction.OOM]
+    if failed and capacity is None:
+        event = trace.events[failed[-1]]
+        run = AllocatorReproduction(trace, settings).run(failed[-1] + 1)
+        state = fragmentation(run.allocator, event.size, event.stream)
+        return Failure(failed[-1], event.size, True, event.address), state, run.blocks
+    if capacity is not None:
+        again = replay(trace, settings, capacity)
+        if again.failed is not None:
+            event = trace.events[max(again.failed, 0)]
+            state = fragmentation(again.allocator, event.size, event.stream)
+            size = event.size if again.failed >= 0 else 0
+            return Failure(again.failed, size, False, capacity - state.reserved), state, again.blocks
+    return None, fragmentation(AllocatorReproduction(trace, settings).allocator), {}
+
+
+def _where(trace: AllocationTrace) -> list[str]:
+    """The line of code of each allocation."""
+    lines = [where_of(stack) for stack in trace.stacks]
+    before = set(trace.begun_before)
+    without = {True: BEFORE, False: "not recorded"}
+    return [
+        lines[each.stack] if each.stack is not None else without[index in before]
+        for index, each in enumerate(trace.allocations)
+    ]
+
+
+#: The node of the autograd graph that runs, and an operator, in the functions of a stack without Python.
+_NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
+_OPERATOR = re.compile(r"at::_ops::(\w+)::")
+BEFORE = "before the recording began"
+_WORKSPACE = "at::cuda::getNewWorkspace"
+
+
+def where_of(stack: Sequence[Frame]) -> str:
+    """The line of the user's code that a stack came from: the innermost that is in no installed package.
+
+    Backward runs in a thread without Python code: there, the node of the autograd graph.
+
+    >>> inner = Frame("forward", "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125)
+    >>> where_of([Frame("malloc", "", 0), inner, Frame("forward", "/home/me/model.py", 12)])
+    '/home/me/model.py:12 forward'
+    >>> where_of([Frame("torch::autograd::generated::BmmBackward0::apply(...)", "", 0)])
+    'backward: BmmBackward0'
+    """
+    if any(frame.function.startswith(_WORKSPACE) for frame in stack):
+        return "cuBLAS workspace"
+    lines = [frame for frame in stack if frame.file.endswith(".py")]
+    own = [frame for frame in lines if "site-packages" not in frame.file and "/lib/python" not in frame.file]
+    if not lines:
+        for name, pattern in (("backward", _NODE), ("operator", _OPERATOR)):
+            for frame in stack:
+                if found := pattern.search(frame.function):
+                    return f"{name}: {found[1]}"
+        return "C++ code" if stack else "not recorded"
+    return str((own or lines)[0])
+
+
+def _holders(blocks: Mapping[int, MemoryBlock], where: Sequence[str]) -> list[Holder]:
+    sizes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for index, block in blocks.items():
+        sizes[where[index]] += block.size
+        counts[where[index]] += 1
+    return [
+        Holder(line, bytes, counts[line]) for line, bytes in sorted(sizes.items(), key=lambda each: (-each[1], each[0]))
+    ]
+
+
+def _pins(state: Fragmentation, blocks: Mapping[int, MemoryBlock], where: Sequence[str]) -> Iterable[PinnedBy]:
+    index_of = {id(block): index for index, block in blocks.items()}
+    for pin in state.pins:
+        largest = max(pin.blocks, key=lambda block: block.size, default=None)
+        line = where[index_of[id(largest)]] if id(largest) in index_of else "not recorded"
+        yield PinnedBy(pin.address, pin.size, pin.free, sum(block.size for block in pin.blocks), line)
+
+
+def _trials(
+    trace: AllocationTrace,
+    recorded: AllocatorSettings,
+    capacity: int | None,
+    tried: Sequence[str],
+    emptied: Sequence[int],
+) -> Iterable[SettingsTrial]:
+    for name, settings in [("as recorded", recorded), *((text, parse(text)) for text in tried)]:
+        if settings == recorded and name != "as recorded":
+            continue
+        counts = replay(trace, settings, None, emptied).allocator.statistics
+        failed = None if capacity is None else replay(trace, settings, capacity, emptied).failed
+        yield SettingsTrial(name, counts.reserved_peak, counts.allocated_peak, failed)

@@ -1,0 +1,1 @@
+"""PyTorch memory snapshots (`torch.cuda.memory._dump_snapshot`)."""
