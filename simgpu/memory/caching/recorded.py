@@ -28,8 +28,8 @@ class RecordedDevice:
 
     given, taken: recorded events on segments, since the last request, that the allocator has not repeated. exhausted:
     whether the recording has run out of memory. mapped: recorded events that map memory and are not repeated yet, also
-    later ones: a recording shows the addresses of an expandable segment only when they get memory. spaces: addresses
-    that are reserved.
+    later ones: a recording shows the addresses of an expandable segment only when they get memory. spaces: by the first
+    address of each expandable segment, the end of what has had memory.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -57,16 +57,23 @@ class RecordedDevice:
 
     def reserve(self, size: int) -> int:
         """Where the next recorded step of a new expandable segment is."""
-        outside = (
-            event.address
-            for event in self.mapped
-            if not any(start <= event.address < start + length for start, length in self.spaces.items())
-        )
-        address = next(outside, self._elsewhere)
-        if address == self._elsewhere:
-            self._elsewhere += size
-        self.spaces[address] = size
+        address = self._next_start()
+        if address is None:
+            address, self._elsewhere = self._elsewhere, self._elsewhere + size
+        self.spaces[address] = address
         return address
+
+    def _next_start(self) -> int | None:
+        """The first mapped address that does not continue a known segment; None if there is none."""
+        if self.given and self.given[0].action == AllocatorAction.SEGMENT_MAP:
+            return self.given[0].address
+        ends = dict(self.spaces)
+        for event in self.mapped:
+            inside = [start for start, end in ends.items() if start <= event.address <= end]
+            if not inside:
+                return event.address
+            ends[inside[-1]] = max(ends[inside[-1]], event.address + event.size)
+        return None
 
     def map(self, address: int, size: int) -> bool:
         """Whether the recording gets memory here, or anywhere."""
@@ -76,6 +83,8 @@ class RecordedDevice:
             self.others.append(f"maps {size} B at {address:#x}, and the recording does not")
         if self.given:
             self.mapped.remove(self.given.popleft())
+        start = max((start for start in self.spaces if start <= address), default=address)
+        self.spaces[start] = max(self.spaces.get(start, 0), address + size)
         return True
 
     def free(self, address: int, size: int) -> None:
@@ -111,7 +120,10 @@ class AllocatorReproduction:
         self.blocks = restore(self.allocator, trace)
         self.device.mapped.extend(each for each in trace.events if each.action == AllocatorAction.SEGMENT_MAP)
         spaces = {block.region for block in self.allocator.segments.values()}
-        self.device.spaces.update((space.address, space.size) for space in spaces if space is not None)
+        ends = {each.address + each.size for each in trace.before if each.expandable}
+        for space in sorted(space for space in spaces if space is not None):
+            end = space.address + space.size
+            self.device.spaces[space.address] = max(each for each in ends if space.address < each <= end)
         self.deviations: list[Deviation] = []
         self.allocations = self.equal_allocations = self.segments = self.equal_segments = 0
         self.emptied: list[int] = []
