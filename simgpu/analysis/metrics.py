@@ -45,10 +45,11 @@ class Metrics:
     of it. device_peak_used_bytes: the peak with the allocator's padding. run_peak_bytes, shared_peak_bytes: live bytes
     of device memory, and by name of the memories that GPUs share, over the whole run, warm-up included. fragmentation:
     share of the memory needed from address 0 up to the highest byte ever used that peak use leaves in holes; None where
-    the pool gives no addresses. power: energy and power, None where nothing is known of them. compression: of device
-    memory, None where nothing is compressed. Of several GPUs only: speedup, against the ideal iteration of the whole
-    batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share (the
-    exchange of gradients, and links that are shared), negative where it is shorter.
+    the pool gives no addresses. reserved_bytes: the most that PyTorch's caching allocator had from the device at once,
+    over the whole run; None for other pools. power: energy and power, None where nothing is known of them. compression:
+    of device memory, None where nothing is compressed. Of several GPUs only: speedup, against the ideal iteration of
+    the whole batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share
+    (the exchange of gradients, and links that are shared), negative where it is shorter.
     """
 
     iteration_ns: int
@@ -65,6 +66,7 @@ class Metrics:
     swapping_ns: int = 0
     codec_share: float | None = None
     fragmentation: float | None = None
+    reserved_bytes: int | None = None
     power: Power | None = None
     speedup: float | None = None
     together_ns: int | None = None
@@ -101,6 +103,7 @@ class Metrics:
             ("swapping_ns", self.swapping_ns, "ns"),
             ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
+            *([("device_reserved_bytes", self.reserved_bytes, "B")] if self.reserved_bytes is not None else []),
             *_power_rows(self.power),
             *([("speedup", self.speedup, "")] if self.speedup is not None else []),
             *([("together_ns", self.together_ns, "ns")] if self.together_ns is not None else []),
@@ -116,6 +119,7 @@ def measure(
     ideal_ns: int,
     links: Sequence[MemoryLink],
     fragmentation: float | None = None,
+    reserved_bytes: int | None = None,
     power: Power | None = None,
     single_ideal_ns: int | None = None,
     alone_ns: int | None = None,
@@ -165,6 +169,7 @@ def measure(
         swapping_ns=swapping_ns,
         codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
+        reserved_bytes=reserved_bytes,
         power=power,
         speedup=None if single_ideal_ns is None else _ratio(single_ideal_ns, end - start),
         together_ns=None if alone_ns is None else end - start - alone_ns,

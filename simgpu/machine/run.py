@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
@@ -22,6 +23,8 @@ from simgpu.machine.simulator import Simulator
 from simgpu.machine.steps import streams_of
 from simgpu.machine.stopped import StoppedRun, largest_first
 from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.caching.pool import CachingPool
+from simgpu.memory.caching.settings import AllocatorSettings
 from simgpu.memory.chunks import Reclaim, least_recently_used
 from simgpu.memory.pool import CountingPool, Pool
 from simgpu.program.check import CheckedProgram, check_program
@@ -35,7 +38,11 @@ from simgpu.program.paging import Paged
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.streams import engine as engine_name
 
-POOLS: dict[str, Callable[[int | None, int], Pool]] = {"counting": CountingPool, "addressed": AddressedPool}
+POOLS: dict[str, Callable[[int | None, int], Pool]] = {
+    "counting": CountingPool,
+    "addressed": AddressedPool,
+    "caching": CachingPool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +71,18 @@ def run_program(
     budget: int | None,
     iterations: int = 3,
     pool: str = "counting",
+    allocator: AllocatorSettings | None = None,
     reclaim: Reclaim = least_recently_used,
     engine: Engine = "auto",
     checked: CheckedProgram | None = None,
 ) -> MachineRun:
     """Execute a verified program.
 
-    budget: bytes of each GPU's memory, None for unlimited. reclaim: picks chunks to evict if blocks are on demand;
-    these have pages instead of a `pool`. engine: ``compiled`` runs the same machine compiled, where it has all that the
-    program needs, ``simpy`` never, ``auto`` where that is faster; all give the same numbers. checked: what
-    `check_program` returned for the program, this graph and this node, so that its contents need no second check.
+    budget: bytes of each GPU's memory, None for unlimited. allocator: settings of the caching pool. reclaim: picks
+    chunks to evict if blocks are on demand; these have pages instead of a `pool`. engine: ``compiled`` runs the same
+    machine compiled, where it has all that the program needs, ``simpy`` never, ``auto`` where that is faster; all give
+    the same numbers. checked: what `check_program` returned for the program, this graph and this node, so that its
+    contents need no second check.
 
     A program for one GPU uses GPU 0 with its own link; with several, copies also share the node's switches.
 
@@ -93,7 +102,8 @@ def run_program(
     if program.gpus > node.gpus:
         raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
-    machine = _Machine(checked, node, limit, POOLS[pool], reclaim)
+    pools = partial(CachingPool, settings=allocator) if pool == "caching" else POOLS[pool]
+    machine = _Machine(checked, node, limit, pools, reclaim)
     ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()
     reason = machine.why_not_compiled
@@ -155,6 +165,8 @@ class _Machine:
             return "its kernels access host memory"
         if self.demands is not None:
             return "kernels slow down its compressed copies"
+        if isinstance(self.memories.devices[0].pool, CachingPool):
+            return "PyTorch's caching allocator"
         return "" if self.shared is None else "kernels share the link to buddy memory"
 
     def simulated(self, iterations: int) -> tuple[Ran, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.compiled_engine import ENGINES, Engine
 from simgpu.machine.run import POOLS
+from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
@@ -17,7 +18,7 @@ from simgpu.units import parse_bytes
 
 _MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
-_OPTIONAL = ("budget", "alignment", "gpus", "pool")
+_OPTIONAL = ("budget", "alignment", "gpus", "pool", "allocator")
 _CHOICES = {"pool": tuple(POOLS), "exchange": tuple(Exchange), "engine": ENGINES}
 #: Settings of a scenario that change no result.
 WITHOUT_EFFECT = frozenset({"engine"})
@@ -35,6 +36,7 @@ _REMEDIES = {
     "gpus": "give how many GPUs train together",
     "cores": "give how many cores of the host add up gradients",
     "more_memory": "give bytes, or a text such as '2 GiB'",
+    "allocator": "give a text such as 'expandable_segments:True'",
     "result": "give that of one run, for example comparison.results['vdnn']",
     "limit": "give the largest batch to try",
 }
@@ -53,6 +55,7 @@ class RunSettings(TypedDict, total=False):
     exchange: str | None
     cores: int | None
     engine: Engine | None
+    allocator: str | None
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,14 @@ class RunConfig:
     budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's.
     iterations: how many are run; the last one is reported.
     seed: of policies that draw random numbers.
-    pool: ``counting`` or ``addressed``; by default the policy's pool, else counting.
+    pool: ``counting``, ``addressed`` or ``caching``; by default the policy's pool, else counting.
     alignment: bytes, or a text; every allocation is rounded up to a multiple of it; by default the node's.
     epoch: training epoch, for traces whose sparsity changes with it.
     gpus: number of data-parallel GPUs, each with an equal share of the batch and its own budget; by default one.
     exchange: of gradients as in moDNN, not by NCCL's collectives: ``gather`` or ``host`` (see `DataParallel`).
     cores: the host's cores that add up gradients.
     engine: ``simpy`` or ``compiled``, which give the same numbers; by default ``auto``, the faster one for each run.
+    allocator: settings of the caching pool, as in PYTORCH_CUDA_ALLOC_CONF; by default PyTorch's.
 
     Raises `InputError` with all problems at once.
 
@@ -77,7 +81,7 @@ class RunConfig:
     >>> RunConfig(iterations=0, pool="adressed")
     Traceback (most recent call last):
     simgpu.errors.InputError: argument iterations: 0 is not a whole number of at least 1; ...
-    argument pool: 'adressed' is not one of the choices; did you mean 'addressed'? known: addressed, counting
+    argument pool: 'adressed' is not one of the choices; did you mean 'addressed'? known: addressed, caching, ...
     """
 
     budget: int | str | None = None
@@ -90,6 +94,7 @@ class RunConfig:
     exchange: str = "host"
     cores: int = 1
     engine: Engine = "auto"
+    allocator: str | None = None
 
     def __post_init__(self) -> None:
         problems: list[Problem] = []
@@ -98,8 +103,16 @@ class RunConfig:
                 object.__setattr__(self, field.name, checked_setting(field.name, getattr(self, field.name)))
             except InputError as error:
                 problems += error.problems
+        if self.allocator is not None and self.pool != "caching":
+            what = f"settings of the caching allocator apply to no other pool, and pool is {self.pool or 'not given'}"
+            problems += InputError.single("", "argument allocator", what, "give pool='caching' too").problems
         if problems:
             raise InputError(problems)
+
+    @property
+    def allocator_settings(self) -> AllocatorSettings | None:
+        """The settings of the caching allocator, None for its defaults."""
+        return None if self.allocator is None else parse(self.allocator, "argument allocator")
 
     def on(self, node: NodeSpec) -> tuple[NodeSpec, int]:
         """The node with this alignment, and the bytes of device memory that a program may use on it."""
@@ -123,6 +136,10 @@ def checked_setting(name: str, value: Any) -> Any:
     place = f"argument {name}"
     if value is None and name in _OPTIONAL:
         return None
+    if name == "allocator":
+        check_kind(name, value, str)
+        parse(value, place)
+        return value
     if name in _CHOICES:
         if value not in _CHOICES[name]:
             remedy = did_you_mean(str(value), _CHOICES[name])

@@ -45,9 +45,13 @@ def kernel_times(info: TraceInfo, gpu: GpuSpec) -> str:
     return ". ".join(notes)
 
 
-def allocator_text(pool: str) -> str:
-    """A description of a run's pool."""
-    return {"counting": "allocator without fragmentation", "addressed": "allocator with addresses"}.get(pool, pool)
+def allocator_text(pool: str, settings: str | None = None) -> str:
+    """A description of a run's pool. settings: of the caching allocator."""
+    return {
+        "counting": "allocator without fragmentation",
+        "addressed": "allocator with addresses",
+        "caching": f"PyTorch's caching allocator{f' ({settings})' if settings else ''}",
+    }.get(pool, pool)
 
 
 def other_memories_text(memories: Iterable[MemorySpec], links: Iterable[MemoryLink]) -> str:

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 class Result:
     """The result of running a trace on a node under a policy.
 
-    budget: bytes of device memory for the policy. pool: ``counting`` or ``addressed``. steady: whether the last two
-    iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step time with
-    unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed, holes
-    included; buddy_peak: peak bytes of buddy memory owned by live blocks. retired: instructions executed over all
-    iterations. epoch: training epoch, which selects the sparsity. label: the policy with its non-default parameters,
-    for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the executed tasks, with the program's
-    transforms. parallel_run: with data parallelism, its reference values; then the trace is of the full batch, the
-    budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the policy and the run.
+    budget: bytes of device memory for the policy. pool: ``counting``, ``addressed`` or ``caching``. allocator: settings
+    of the caching allocator, empty for its defaults. steady: whether the last two iterations were equal in time and in
+    memory; the metrics are always those of the last one. ideal_ns: step time with unlimited memory, no transfers and
+    the recorded algorithms. high_water: bytes of device memory needed, holes included; with the caching allocator, the
+    peak of reserved memory. buddy_peak: peak bytes of buddy memory owned by live blocks. retired: instructions executed
+    over all iterations. epoch: training epoch, which selects the sparsity. label: the policy with its non-default
+    parameters, for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the executed tasks, with the
+    program's transforms. parallel_run: with data parallelism, its reference values; then the trace is of the full
+    batch, the budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the policy and the run.
     """
 
     trace: TraceInfo
@@ -69,18 +70,20 @@ class Result:
     notes: tuple[str, ...] = field(default=())
     epoch: int = 0
     parallel_run: ParallelRun | None = None
+    allocator: str = ""
 
     @cached_property
     def metrics(self) -> Metrics:
         """Times, bytes, memory and energy of the last iteration."""
         peak = max(int(curve.used.max(initial=0)) for curve in self.timeline.device_memories)
-        lost = (self.high_water - peak) / self.high_water if self.pool == "addressed" and self.high_water else None
+        lost = (self.high_water - peak) / self.high_water if self.pool != "counting" and self.high_water else None
         return measure(
             self.timeline,
             batch=self.trace.batch,
             ideal_ns=self.ideal_ns,
             links=self.node.links,
             fragmentation=lost,
+            reserved_bytes=self.high_water if self.pool == "caching" else None,
             single_ideal_ns=self.parallel_run.single_ideal_ns if self.parallel_run else None,
             alone_ns=self.parallel_run.alone_ns if self.parallel_run else None,
             power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
@@ -146,6 +149,7 @@ class Result:
             "parameters": plain_parameters(self.parameters),
             "budget_bytes": self.budget,
             "pool": self.pool,
+            **({"allocator": self.allocator} if self.pool == "caching" else {}),
             "seed": self.seed,
             "epoch": self.epoch,
             "iterations": self.iterations,
@@ -196,7 +200,7 @@ class Result:
         of_what = "its share's ideal" if together else "ideal"
         return [
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
-            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {allocator_text(self.pool)}"),
+            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {allocator_text(self.pool, self.allocator)}"),
             *([("times", self.kernel_times)] if self.kernel_times else []),
             *on_gpus,
             ("policy", self.label),
@@ -206,6 +210,7 @@ class Result:
             ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
             ("transfers", ", ".join(f"{engine_text(name)} {format_bytes(size)}" for name, size in copied.items())),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
+            *([("reserved", format_bytes(self.high_water))] if self.pool == "caching" else []),
         ]
 
     def __repr__(self) -> str:

@@ -142,6 +142,8 @@ class _Run:
             exactness_limit = "kernels and copies share the link to buddy memory"
         elif self.config.pool == "addressed":
             exactness_limit = "the addressed pool has holes"
+        elif self.config.pool == "caching":
+            exactness_limit = "the caching allocator holds memory in segments"
         elif several:
             exactness_limit = "GPUs that train together share links"
         return PlanContext(
@@ -180,10 +182,10 @@ class _Run:
 
     def _pool(self, program: Program) -> str:
         pool = self.config.pool
-        if pool == "counting" and program.pool == "addressed":
-            what = f"policy {self.policy.name} plans addresses, which the counting pool does not have"
+        if pool in ("counting", "caching") and program.pool == "addressed":
+            what = f"policy {self.policy.name} plans addresses, and the {pool} pool takes none"
             raise InputError.single("", "pool", what, "leave it out, or ask for addressed")
-        if pool == "addressed" and program.residency is not None:
+        if pool in ("addressed", "caching") and program.residency is not None:
             what = f"blocks that policy {self.policy.name} does not move have no addresses in a pool"
             raise InputError.single("", "pool", what, "leave it out, or ask for counting")
         return pool or program.pool or "counting"
@@ -214,6 +216,7 @@ class _Run:
             budget=self.budget,
             iterations=self.config.iterations,
             pool=pool,
+            allocator=self.config.allocator_settings,
             reclaim=reclaiming(self.policy),
             engine=self.config.engine,
             checked=checked,
@@ -226,6 +229,7 @@ class _Run:
             parameters=self.policy.parameters,
             budget=self.budget,
             pool=pool,
+            allocator=self.config.allocator or "",
             seed=self.config.seed,
             iterations=self.config.iterations,
             steady=run.steady,

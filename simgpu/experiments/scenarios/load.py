@@ -60,6 +60,10 @@ class ScenarioLoading(Reading):
         self.budget(file.budget if file else None, values.get("budget"), "budget", node)
         if file and node and trace and "power" in file.outputs.plots:
             self._check_power(node, trace)
+        if file and file.allocator is not None and file.pool != "caching":
+            self.report(
+                "allocator", "are settings of PyTorch's caching allocator", "give pool: caching too, or leave them out"
+            )
         section = file.data_parallel if file else None
         how = self.data_parallel(section, "data_parallel", node, (trace.info.batch,)) if node and trace else None
         points = self._points(file.sweep) if file and file.sweep else 0
@@ -79,6 +83,7 @@ class ScenarioLoading(Reading):
             pool=file.pool,
             alignment=file.alignment,
             engine=file.engine,
+            allocator=file.allocator,
             outputs=Outputs(
                 folder=Path(outputs.folder) if outputs.folder is not None else None,
                 timeline=tuple(dict.fromkeys(outputs.timeline)),

@@ -144,7 +144,7 @@ def _without_sweep(document: YamlMapping) -> YamlMapping:
 
 #: Keys of a scenario with subkeys or entries, and keys with a single value.
 _WITH_SUBKEYS = ("trace", "node", "policies", "data_parallel")
-_SCALARS = ("budget", "iterations", "epoch", "seed", "pool", "alignment", "engine")
+_SCALARS = ("budget", "iterations", "epoch", "seed", "pool", "allocator", "alignment", "engine")
 _CHANGES_NOTHING = ("schema", "name", "description", "outputs", "sweep")
 _PARTS_OF_A_NODE = ("gpu", "gpus", "link", "host", "switches", "memories", "links")
 

@@ -12,11 +12,13 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from simgpu.analysis.tables import facts_html, facts_text
+from simgpu.errors import InputError
 from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
 from simgpu.hardware.spec import BuddyMode, LinkSpec
 from simgpu.io.schema import Alignment, FileModel, Size
 from simgpu.machine.compiled_engine import Engine
+from simgpu.memory.caching.settings import parse
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
@@ -29,10 +31,26 @@ if TYPE_CHECKING:
     from simgpu.trace.model import Trace
 
 SCHEMA = "simgpu.scenario/2"
-Pool = Literal["counting", "addressed"]
+Pool = Literal["counting", "addressed", "caching"]
 TimelineFormat = Literal["csv", "parquet", "perfetto"]
 PlotKind = Literal["timeline", "memory", "run", "power"]
 ImageFormat = Literal["png", "svg"]
+
+
+def allocator_setting(value: object) -> object:
+    """Settings of PyTorch's allocator as text, from a text or a block of options.
+
+    >>> allocator_setting({"expandable_segments": True, "max_split_size_mb": 128})
+    'expandable_segments:True,max_split_size_mb:128'
+    """
+    if isinstance(value, dict):
+        value = ",".join(f"{name}:{setting}" for name, setting in value.items())
+    if isinstance(value, str):
+        try:
+            parse(value)
+        except InputError as error:
+            raise ValueError("; ".join(f"{each.place}: {each.what}" for each in error.problems)) from None
+    return value
 
 
 class PolicyChoice(NamedTuple):
@@ -128,6 +146,10 @@ class ScenarioFile(FileModel):
     epoch: int = Field(default=0, ge=0, description="training epoch, for traces whose sparsity changes by epoch")
     seed: int = Field(default=0, ge=0, description="random seed of the policies")
     pool: Pool | None = Field(default=None, description="allocator of device memory; by default the policy's")
+    allocator: Annotated[str, BeforeValidator(allocator_setting)] | None = Field(
+        default=None,
+        description="settings of PyTorch's allocator, with pool: caching; as in PYTORCH_CUDA_ALLOC_CONF, or a block",
+    )
     alignment: Alignment | None = Field(default=None, description="of every allocation; by default the node's")
     engine: Engine = Field(
         default="auto", description="simpy, compiled, or auto: the faster one for each run; the numbers are the same"
@@ -152,6 +174,7 @@ class Scenario:
 
     budget: device memory, bytes; None for all of the node's
     pool: allocator; None for the policy's
+    allocator: settings of PyTorch's allocator; None for its defaults
     alignment: bytes; None for the node's
     epoch: training epoch, from 0
     engine: what runs the programs, see `simgpu.simulation.config.RunConfig`
@@ -174,6 +197,7 @@ class Scenario:
     data_parallel: DataParallel | None = None
     swept: str = ""
     engine: Engine = "auto"
+    allocator: str | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -187,6 +211,7 @@ class Scenario:
             alignment=self.alignment,
             epoch=self.epoch,
             engine=self.engine,
+            allocator=self.allocator,
             **(how.arguments if how else {}),
         )
 
@@ -212,7 +237,7 @@ class Scenario:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
         budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
         run = f"{self.iterations} iterations, seed {self.seed}" + (
-            f", {allocator_text(self.pool)}" if self.pool else ""
+            f", {allocator_text(self.pool, self.allocator)}" if self.pool else ""
         )
         run += f", epoch {self.epoch}" if self.epoch else ""
         return [("scenario", self.name), *self.facts(), ("policies", policies), *budget, ("run", run)]

@@ -120,7 +120,7 @@ outputs: {timeline: [cvs]}
         "try.yaml: line 12, budget: 3 has no unit",
         "try.yaml: line 8, policies[5]: 5 is not a policy: write a name, or 'name: {parameter: value}'",
         "try.yaml: line 10, iterations: 0 is too small; write at least 1",
-        "try.yaml: line 11, pool: 'heap' is not one of the choices; known: addressed, counting",
+        "try.yaml: line 11, pool: 'heap' is not one of the choices; known: addressed, caching, counting",
         "try.yaml: line 13, outputs.timeline[0]: 'cvs' is not one of the choices; did you mean 'csv'? "
         "known: csv, parquet, perfetto",
         "try.yaml: line 9, polices: unknown key; did you mean 'policies'?",

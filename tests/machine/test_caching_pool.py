@@ -1,0 +1,115 @@
+"""PyTorch's caching allocator as a GPU's memory: what a run reserves, when it does not fit, and that it is steady."""
+
+from __future__ import annotations
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError, OutOfMemoryError, ProgramError
+from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.memory.caching.pool import CachingPool
+from simgpu.memory.caching.settings import parse
+from simgpu.simulation.result import Result
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+
+MIB = 2**20
+
+
+def node(memory: int = 2**30) -> NodeSpec:
+    return NodeSpec("example", GpuSpec("gpu", memory), LinkSpec("pcie", 10**10, 10**10))
+
+
+def run(trace: Trace, policy: str = "none", memory: int = 2**30, allocator: str | None = None) -> Result:
+    return simgpu.simulate(trace, node(memory), policy, pool="caching", allocator=allocator)
+
+
+def layers(*sizes: int) -> Trace:
+    """A chain of layers whose feature maps have these sizes in MiB."""
+    return chain([10] * len(sizes), [10] * len(sizes), [size * MIB for size in sizes])
+
+
+def test_blocks_are_rounded_and_placed_in_segments_and_released_all_or_nothing() -> None:
+    pool = CachingPool(40 * MIB)
+    fits = pool.prepare([0, 1, 2], [3 * MIB, 700, 0])
+    assert pool.acquire(fits) and (pool.live, pool.used, pool.high_water) == (3 * MIB + 700, 3 * MIB + 1024, 22 * MIB)
+    before = pool.state()
+    assert not pool.acquire(pool.prepare([3, 4], [2 * MIB, 30 * MIB]))
+    assert pool.state() == before and pool.address(3) is None
+    pool.release(fits)
+    assert (pool.live, pool.used, pool.address(0)) == (0, 0, None)
+    with pytest.raises(ProgramError, match="block 0 is released but holds no memory"):
+        pool.release(fits)
+    with pytest.raises(ProgramError, match="needs the addressed pool"):
+        pool.prepare([0], [1], [0])
+
+
+def test_a_run_reports_live_allocated_and_reserved_peaks() -> None:
+    result = run(layers(12, 12, 12))
+    metrics = result.metrics
+    assert metrics.device_peak_bytes <= metrics.device_peak_used_bytes <= result.high_water == metrics.reserved_bytes
+    assert result.high_water % (2 * MIB) == 0
+    assert "reserved" in repr(result) and result.to_dict()["metrics"]["device_reserved_bytes"] == result.high_water
+
+
+def test_the_time_of_a_run_that_fits_does_not_depend_on_its_allocator() -> None:
+    trace = simgpu.load_trace("resnet20-cifar-cpu")
+    laptop = simgpu.load_node("laptop-2gb")
+    for policy in ("none", "vdnn", "superneurons"):
+        runs = [simgpu.simulate(trace, laptop, policy, pool=pool) for pool in ("counting", "caching")]
+        assert runs[0].iteration_ns == runs[1].iteration_ns
+        assert runs[0].metrics.device_peak_bytes == runs[1].metrics.device_peak_bytes
+        assert runs[1].steady
+
+
+def test_a_run_fits_by_its_reserved_memory() -> None:
+    """Three feature maps of 3 MiB take a segment of 20 MiB."""
+    trace = layers(3, 3, 3)
+    assert simgpu.simulate(trace, node(16 * MIB), "none").metrics.device_peak_bytes <= 16 * MIB
+    with pytest.raises(OutOfMemoryError):
+        run(trace, memory=16 * MIB)
+    assert run(trace, memory=20 * MIB).high_water == 20 * MIB
+
+
+def test_settings_of_the_allocator_change_what_is_reserved() -> None:
+    trace = layers(11, 14, 18, 22, 11, 14)
+    plain, growing = (run(trace, allocator=options).high_water for options in (None, "expandable_segments:True"))
+    assert plain != growing
+    assert run(trace, allocator="expandable_segments:True").allocator == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"allocator": "expandable_segments:True"},
+            "argument allocator: settings of the caching allocator apply to no other",
+        ),
+        ({"pool": "caching", "allocator": "expandable_segments:yes"}, "'yes' is neither True nor False"),
+        ({"pool": "caching", "allocator": "max_split_size_mb:5"}, "too small: at least 20"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simgpu.simulate(layers(1), node(), "none", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_policy_that_plans_addresses_is_refused() -> None:
+    with pytest.raises(InputError, match="policy modnn plans addresses, and the caching pool takes none"):
+        run(layers(3, 3), "modnn")
+
+
+def test_the_compiled_engine_says_that_it_does_not_have_the_allocator() -> None:
+    result = simgpu.simulate(layers(1), node(), "none", pool="caching", engine="compiled")
+    assert any("PyTorch's caching allocator" in note for note in result.notes)
+
+
+def test_a_scenario_gives_settings_as_text_or_as_a_block() -> None:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "pool": "caching"}
+    block = make_scenario({**values, "allocator": {"expandable_segments": True, "max_split_size_mb": 64}}, "a block")
+    text = make_scenario({**values, "allocator": "expandable_segments:True,max_split_size_mb:64"}, "a text")
+    assert block.config == text.config
+    assert block.config.allocator_settings == parse("expandable_segments:True,max_split_size_mb:64")
+    with pytest.raises(InputError, match="give pool: caching too"):
+        make_scenario({**values, "pool": "counting", "allocator": "expandable_segments:True"}, "another pool")
