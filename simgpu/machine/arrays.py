@@ -13,7 +13,9 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines, Lane
-from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.caching.pool import CachingPool
+from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.memory.pool import CountingPool
 from simgpu.memory.transfer import NANO, copy_ns
 from simgpu.program.check import CheckedProgram
 from simgpu.program.code import Ints, Numbers, SmallInts
@@ -197,8 +199,8 @@ class TableWriter:
             np.where(of_memory < len(self.memories.devices), owned[blocks], 0) if len(owned) else np.zeros_like(live)
         )
         sums = [np.diff(np.concatenate([[0], np.cumsum(each)])[bounds]) for each in (live, used, carved)]
-        addressed = np.array([isinstance(each.pool, AddressedPool) for each in self.memories.all], dtype=np.bool_)
-        kept = (used > 0) & addressed[of_memory]
+        places = np.array([not isinstance(each.pool, CountingPool) for each in self.memories.all], dtype=np.bool_)
+        kept = (used > 0) & places[of_memory]
         pieces = np.stack([blocks, used, self._offsets(rows, bounds)], axis=1)[kept]
         return np.stack(sums, axis=1), pieces, np.concatenate([[0], np.cumsum(kept)])[bounds[1:]]
 
@@ -211,6 +213,8 @@ class TableWriter:
             sizes = self.graph.columns.sizes if number < len(self.memories.devices) else self.graph.columns.copy_sizes
             live[here] = sizes[blocks[here]]
             used[here] = -(-live[here] // each.pool.alignment) * each.pool.alignment
+            if isinstance(each.pool, CachingPool):
+                used[here] = _rounded(used[here], each.pool.allocator.settings)
         self._bytes += float(used.sum(dtype=np.float64))
         if self._bytes >= SAFE:
             raise OverflowError("the requests of an iteration pass 64 bits")
@@ -267,3 +271,10 @@ def _ranges(begin: Ints, counts: Ints) -> Ints:
     """
     skipped = np.repeat(begin - (np.cumsum(counts) - counts), counts)
     return skipped + np.arange(len(skipped))
+
+
+def _rounded(sizes: Ints, settings: AllocatorSettings) -> Ints:
+    """Sizes as the caching allocator rounds them; 0 stays 0."""
+    distinct, places = np.unique(sizes, return_inverse=True)
+    rounded = [settings.rounded(size) if size else 0 for size in distinct.tolist()]
+    return np.array(rounded, dtype=np.int64)[places]

@@ -12,13 +12,14 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
-from simgpu.machine import compiled_pools
-from simgpu.machine.compiled_pools import LIVE, LOGGED, USED, acquire, release
+from simgpu.machine import compiled_caching, compiled_pools
+from simgpu.machine.compiled_caching import write_layout
+from simgpu.machine.compiled_pools import CACHED, LIVE, LOGGED, PLACING, USED, acquire, release
 from simgpu.program import opcodes
 from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
 # Without counts of references, which would take most of the time; so no function may make an array.
-_machine = partial(compiled, depends_on=(compiled_pools, opcodes), _nrt=False)
+_machine = partial(compiled, depends_on=(compiled_caching, compiled_pools, opcodes), _nrt=False)
 
 # What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
 # link's latency until a time; its bytes flow; they have arrived; it has finished.
@@ -204,7 +205,7 @@ def _complete(
 
 @_machine
 def _grant(
-    streams: Any, numbers: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any,
+    streams: Any, numbers: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, spaces: Any,
     log: Any, counts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Serve the queues for memory, first in, first out."""
@@ -213,7 +214,7 @@ def _grant(
         while queues[m, 0]:
             s = queues[m, 1]
             pc = streams[s, PC]
-            if not acquire(memory, m, requests, numbers[pc], pieces, addresses, holes):
+            if not acquire(memory, m, requests, numbers[pc], pieces, addresses, spaces):
                 break
             queues[m, 0] -= 1
             for k in range(1, queues[m, 0] + 1):
@@ -225,7 +226,7 @@ def _grant(
 @_machine
 def _go_on(
     streams: Any, s: Any, first: Any, repeats: Any, iterations: Any, own: Any, memory: Any, addresses: Any,
-    uses: Any, layouts: Any,
+    spaces: Any, uses: Any, layouts: Any,
 ) -> None:  # fmt: skip
     """Go on to the next repetition, segment or iteration, or finish; note the state of the GPU's memory."""
     streams[s, REPETITION] += 1
@@ -237,8 +238,11 @@ def _go_on(
             m, parity = own[s], streams[s, ITERATION] % 2
             if m >= 0:
                 uses[m, parity, 0], uses[m, parity, 1] = memory[m, LIVE], memory[m, USED]
-                for b in range(addresses.shape[1]):
-                    layouts[m, parity, b] = addresses[m, b]
+                if memory[m, PLACING] == CACHED:
+                    write_layout(memory, m, addresses, spaces[1], spaces[2], layouts[m, parity])
+                else:
+                    for b in range(addresses.shape[1]):
+                        layouts[m, parity, b] = addresses[m, b]
             streams[s, ITERATION] += 1
             if streams[s, ITERATION] == iterations:
                 streams[s, STATUS] = FINISHED
@@ -286,7 +290,7 @@ def _is_alone(streams: Any) -> Any:
 def execute(  # noqa: C901 - one branch per op, kept in one loop
     streams: Any, rows: Any, numbers: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any,
     engines: Any, links: Any, memory: Any, places: Any, queues: Any, requests: Any, pieces: Any, addresses: Any,
-    holes: Any, events: Any, sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any,
+    spaces: Any, events: Any, sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any,
     entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
@@ -301,7 +305,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
             # Waiting requests are granted after the releases of this instant and before its new requests.
             if counts[FREED] and (s < 0 or rows[streams[s, PC], 0] >= ACQUIRE):
                 _grant(
-                    streams, numbers, memory, queues, requests, pieces, addresses, holes, log, counts, entries, spans
+                    streams, numbers, memory, queues, requests, pieces, addresses, spaces, log, counts, entries, spans
                 )
                 continue
             if s < 0:
@@ -321,10 +325,10 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     else:
                         streams[s, PC] = pc + 1
                 elif code == END:
-                    _go_on(streams, s, first, repeats, iterations, own, memory, addresses, uses, layouts)
+                    _go_on(streams, s, first, repeats, iterations, own, memory, addresses, spaces, uses, layouts)
                 elif code == RELEASE:
                     m = places[s, operand]
-                    if not release(memory, m, requests, number, pieces, addresses, holes):
+                    if not release(memory, m, requests, number, pieces, addresses, spaces):
                         counts[OUTCOME] = INCONSISTENT
                         return
                     _log(memory, m, counts[NOW], log)
@@ -341,7 +345,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                             alone = False
                 elif code == ACQUIRE:
                     m = places[s, operand]
-                    if queues[m, 0] or not acquire(memory, m, requests, number, pieces, addresses, holes):
+                    if queues[m, 0] or not acquire(memory, m, requests, number, pieces, addresses, spaces):
                         queues[m, 0] += 1
                         queues[m, queues[m, 0]] = s
                         streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]

@@ -17,6 +17,7 @@ from simgpu.machine.engines import Engines
 from simgpu.machine.log import LONGEST, Entry, Ran, in_order
 from simgpu.machine.stopped import Reached, StoppedRun, Unmet
 from simgpu.memory.addressed import AddressedPool
+from simgpu.memory.caching.pool import CachingPool
 from simgpu.program.check import CheckedProgram
 from simgpu.program.code import Ints, SmallInts
 from simgpu.program.columns import Columns
@@ -38,6 +39,8 @@ _LEAST_RATE = 10**4
 _SURE = 2**57
 #: Executed instructions from which loading the compiled functions, or compiling them, takes less time than it saves.
 _WORTH_LOADING, _WORTH_COMPILING = 10**5, 10**7
+#: Blocks of the caching allocator, in use and free, that the compiled machine has place for, and some more.
+_MOST_BLOCKS = 2**20
 
 
 @dataclass(slots=True)
@@ -95,19 +98,21 @@ def _run(
     checked: CheckedProgram, columns: Columns, tables: ProgramTables, memories: Memories, iterations: int
 ) -> Ran | StoppedRun | None:
     from simgpu.machine import compiled as machine
+    from simgpu.machine import compiled_caching
     from simgpu.machine import compiled_pools as pools
 
     rows, streams, executed = columns.rows, len(columns.first), _executed(columns)
     state = np.zeros((streams, 11), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]
-    memory, addresses, holes, log, begins = _memory_arrays(pools, columns, tables, memories, executed, iterations)
+    memory, addresses, spaces, log, begins = _memory_arrays(pools, columns, tables, memories, executed, iterations)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
     counts = np.zeros(6, dtype=np.int64)
     works = iterations * int(executed[rows[:, 0] >= LAUNCH].sum())
     del executed
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
-    layouts = np.full((len(memory), 2, addresses.shape[1]), -1, dtype=np.int64)
+    # The caching allocator's free blocks follow the addresses.
+    layouts = np.full((len(memory), 2, addresses.shape[1] + 2 * spaces[1].shape[1]), -1, dtype=np.int64)
     entries = np.empty((2 * works + 2 * streams + 64, 4), dtype=np.int32)
     spans = np.empty((len(entries), 2), dtype=np.int64)
     queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
@@ -116,7 +121,7 @@ def _run(
     arguments = (
         state, rows, tables.numbers, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
-        tables.places, queues, tables.requests, tables.pieces, addresses, holes,
+        tables.places, queues, tables.requests, tables.pieces, addresses, spaces,
         np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
         np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
@@ -125,11 +130,13 @@ def _run(
         entries = np.concatenate((entries, np.empty_like(entries)))
         spans = np.concatenate((spans, np.empty_like(spans)))
         machine.execute(*arguments, entries, spans)
+    if memory[:, compiled_caching.OVERFLOW].any():
+        return None
     if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
         worked = entries[: counts[machine.ENTRIES], machine.CAUSE] == machine.WORK
         ended = int(spans[: len(worked)][worked, machine.TO_NS].max(initial=0))
-        unmet = _unmet(queues, tables, state[:, machine.PC], memory, holes)
+        unmet = _unmet(queues, tables, state[:, machine.PC], memory, spaces)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
         return None
@@ -150,7 +157,7 @@ def _run(
     return Ran(
         log_columns,
         memories.curves(levels),
-        [[(uses[m, at].tobytes(), layouts[m, at].tobytes()) for at in parities] for m in devices],
+        [[(uses[m, at].tobytes(), _layout(layouts[m, at], addresses.shape[1])) for at in parities] for m in devices],
         max(int(memory[m, pools.HIGH]) for m in devices),
         max(int(memory[m, pools.BUDDY_PEAK]) for m in devices),
     )
@@ -200,16 +207,29 @@ def _reached(checked: CheckedProgram, columns: Columns, rank: int, state: list[i
     return Reached(stream, state[machine.ITERATION] - 1, len(segments) - 1, segments[-1].repeat - 1, last, True)
 
 
-def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, holes: Ints) -> list[Unmet]:
+def _layout(layout: Ints, addresses: int) -> bytes:
+    """The addresses of all blocks, and of the caching allocator's free blocks, which end with -1."""
+    free = layout[addresses:]
+    end = int(np.argmax(free < 0)) if len(free) else 0
+    return layout[: addresses + end].tobytes()
+
+
+def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, spaces: tuple[Ints, Ints, Ints]) -> list[Unmet]:
     """The first request in the queue of each memory that has one. at: the row of each stream."""
+    from simgpu.machine import compiled_caching as caching
     from simgpu.machine import compiled_pools as pools
 
     unmet = []
     for m in np.flatnonzero(queues[:, 0]).tolist():
         stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
         hole = int(memory[m, pools.LIMIT]) - used
-        if memory[m, pools.ADDRESSED]:
-            hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
+        if memory[m, pools.PLACING] == pools.PLACED:
+            hole = int(spaces[0][m, : memory[m, pools.HOLES], 1].max(initial=0))
+        elif memory[m, pools.PLACING] == pools.CACHED:
+            hole = int(memory[m, pools.LIMIT] - memory[m, caching.RESERVED])
+            for kind in range(2):
+                free = spaces[2][m, kind, : memory[m, caching.FREE_BLOCKS + kind]]
+                hole = max(hole, int(spaces[1][m, free, caching.BYTES].max(initial=0)))
         requested = tables.requests[tables.numbers[at[stream]], 1]
         unmet.append(Unmet(m, stream, int(requested), used, hole))
     return unmet
@@ -228,16 +248,25 @@ def _memory_arrays(
     memories: Memories,
     executed: SmallInts,
     iterations: int,
-) -> tuple[Ints, Ints, Ints, Ints, list[int]]:
-    """State, addresses by block, holes and log of each memory, with what it holds at the start, and where its part of
+) -> tuple[Ints, Ints, tuple[Ints, Ints, Ints], Ints, list[int]]:
+    """State, addresses by block, spaces and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
+    from simgpu.machine import compiled_caching as caching
+
     code, pieces = columns.rows[:, 0], tables.pieces
-    memory = np.zeros((len(memories.all), 9), dtype=np.int64)
-    addressed = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool)]
-    known = [block for pool in addressed for block in pool.addresses]
-    blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if addressed else 0
+    memory = np.zeros((len(memories.all), caching.COLUMNS), dtype=np.int64)
+    placing = [each.pool for each in memories.all if isinstance(each.pool, AddressedPool | CachingPool)]
+    known = [block for each in placing for block in each.addresses]
+    blocks = 1 + max([int(pieces[:, 0].max(initial=0)), *known]) if placing else 0
     addresses = np.full((len(memory), blocks), -1, dtype=np.int64)
-    holes = np.zeros((len(memory), blocks + 3 if addressed else 0, 2), dtype=np.int64)
+    held = [sum(1 for _ in each.allocator.blocks()) for each in placing if isinstance(each, CachingPool)]
+    slots = max((count + min(4 * blocks, _MOST_BLOCKS) + 1024 for count in held), default=0)
+    holes = np.zeros((len(memory), max(blocks, slots) + 3 if placing else 0, 2), dtype=np.int64)
+    spaces = (
+        holes,
+        np.zeros((len(memory), slots, 5), dtype=np.int64),
+        np.zeros((len(memory), 2, slots), dtype=np.int64),
+    )
     asks = np.flatnonzero((code == RELEASE) | (code == ACQUIRE))
     places = tables.places[columns.streams_of(asks), columns.rows[asks, 1]]
     changes = iterations * np.bincount(places, executed[asks], minlength=len(memory)).astype(np.int64)
@@ -247,10 +276,13 @@ def _memory_arrays(
         memory[number, pools.CARVED], memory[number, pools.BUDDY_PEAK] = each.carved, each.buddy_peak
         if isinstance(pool, AddressedPool):
             found = list(pool.holes)
-            memory[number, pools.ADDRESSED], memory[number, pools.HOLES] = 1, len(found)
+            memory[number, pools.PLACING], memory[number, pools.HOLES] = pools.PLACED, len(found)
             holes[number, : len(found)] = table_of(found, 2)
             for block, start in pool.addresses.items():
                 addresses[number, block] = start
+        elif isinstance(pool, CachingPool):
+            memory[number, pools.PLACING] = pools.CACHED
+            _write_caching(pool, number, memory, addresses, spaces)
     # Each memory's part of the log begins with what it holds at the start.
     initial = np.array([len(each.times) for each in memories.all], dtype=np.int64)
     ends = np.cumsum(changes + initial)
@@ -259,4 +291,29 @@ def _memory_arrays(
     log = np.empty((3, int(ends[-1])), dtype=np.int64)
     for each, begin in zip(memories.all, begins.tolist(), strict=True):
         log[:, begin : begin + len(each.times)] = each.levels
-    return memory, addresses, holes, log, begins.tolist()
+    return memory, addresses, spaces, log, begins.tolist()
+
+
+def _write_caching(pool: CachingPool, m: int, memory: Ints, addresses: Ints, spaces: tuple[Ints, Ints, Ints]) -> None:
+    """What a caching allocator holds at the start."""
+    from simgpu.machine import compiled_caching as caching
+    from simgpu.machine import compiled_pools as pools
+
+    holes, blocks, order = spaces
+    found = list(pool.device.free_addresses())
+    memory[m, pools.HOLES] = len(found)
+    holes[m, : len(found)] = table_of(found, 2)
+    held = list(pool.allocator.blocks())
+    numbers = {id(block): number for number, block in enumerate(held)}
+    numbers[id(None)] = -1
+    rows = [(b.address, b.size, numbers[id(b.previous)], numbers[id(b.next)], not b.allocated) for b in held]
+    blocks[m, : len(held)] = table_of(rows, 5)
+    for kind, small in enumerate((True, False)):
+        free = [block for each in pool.allocator.pools.values() if each.small is small for block in each]
+        order[m, kind, : len(free)] = [numbers[id(block)] for block in free]
+        memory[m, caching.FREE_BLOCKS + kind] = len(free)
+    addresses[m, list(pool.held)] = [numbers[id(block)] for block in pool.held.values()]
+    slots = blocks.shape[1]
+    blocks[m, len(held) :, caching.BEHIND] = np.arange(len(held) + 1, slots + 1)
+    memory[m, caching.UNUSED], memory[m, caching.LEFT] = len(held), slots - len(held)
+    memory[m, caching.RESERVED] = pool.allocator.statistics.reserved

@@ -1,8 +1,9 @@
 """The allocators of `simgpu.memory` over arrays, compiled. Imports numba.
 
 requests[r]: bytes without and with padding, bytes of buddy memory, and the first of its pieces, which end where those
-of the next request begin. holes[m, h]: address and size of the holes of memory m, by address. addresses[m, b]: of block
-b, -1 without memory.
+of the next request begin. spaces: three arrays. holes[m, h]: address and size of the holes of memory m, by address; of
+the caching allocator, between its segments. The others are the caching allocator's (`compiled_caching`).
+addresses[m, b]: of block b, -1 without memory; with the caching allocator, the number of its block.
 """
 
 from __future__ import annotations
@@ -11,12 +12,31 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
+from simgpu.machine import compiled_caching
+from simgpu.machine.compiled_caching import (
+    BYTES,
+    LEFT,
+    OVERFLOW,
+    RESERVED,
+    START,
+    cached,
+    drop,
+    free,
+    new_segment,
+    segment_size,
+    split,
+    unused_segment,
+)
 
-_memory = partial(compiled, _nrt=False)
+_memory = partial(compiled, depends_on=(compiled_caching,), _nrt=False)
 
-# Columns of memories: limit, bytes in use without and with padding, the most with padding, whether it has addresses,
-# the number of holes, the place of the next entry in the log, bytes of buddy memory that its blocks own, the most.
-LIMIT, LIVE, USED, HIGH, ADDRESSED, HOLES, LOGGED, CARVED, BUDDY_PEAK = range(9)
+# Columns of memories: limit, bytes in use without and with padding, the most with padding or of segments, how it places
+# blocks, the number of holes, the place of the next entry in the log, bytes of buddy memory that its blocks own, the
+# most. Those of the caching allocator follow.
+LIMIT, LIVE, USED, HIGH, PLACING, HOLES, LOGGED, CARVED, BUDDY_PEAK = range(9)
+# How a memory places blocks: it counts bytes, gives addresses, or is the caching allocator.
+COUNTED, PLACED, CACHED = range(3)
+_MIB = 2**20
 
 
 @_memory
@@ -101,10 +121,73 @@ def _vacate(memory: Any, m: Any, start: Any, size: Any, holes: Any) -> None:
 
 
 @_memory
-def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
+def _segment(memory: Any, m: Any, size: Any, spaces: Any) -> Any:
+    """A new segment for a rounded request; where there is too little memory, unused ones are freed. -1 without any."""
+    holes, blocks, order = spaces
+    bytes = segment_size(size)
+    if memory[m, RESERVED] + bytes > memory[m, LIMIT]:
+        for kind in range(1, -1, -1):
+            b = unused_segment(memory, m, kind, blocks, order)
+            while b >= 0:
+                _vacate(memory, m, blocks[m, b, START], blocks[m, b, BYTES], holes)
+                drop(memory, m, b, blocks)
+                b = unused_segment(memory, m, kind, blocks, order)
+        if memory[m, RESERVED] + bytes > memory[m, LIMIT]:
+            return -1
+    b = new_segment(memory, m, _place(memory, m, bytes, holes), bytes, blocks)
+    memory[m, HIGH] = max(memory[m, HIGH], memory[m, RESERVED])
+    return b
+
+
+@_memory
+def _cache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+    """Allocate blocks for pieces as the caching allocator does, all or nothing; their bytes, -1 without memory."""
+    _, blocks, order = spaces
+    total = 0
+    for p in range(first, end):
+        size, b = pieces[p, 1], -1
+        # A new block and what is split off it take two.
+        if memory[m, LEFT] < 2:
+            memory[m, OVERFLOW] = 1
+        else:
+            b = cached(memory, m, size, blocks, order)
+            if b < 0:
+                b = _segment(memory, m, size, spaces)
+                if b >= 0:
+                    split(memory, m, b, size, blocks, order)
+        if b < 0:
+            _uncache(memory, m, first, p, pieces, addresses, spaces)
+            return -1
+        addresses[m, pieces[p, 0]] = b
+        total += blocks[m, b, BYTES]
+    return total
+
+
+@_memory
+def _uncache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+    """Free the blocks of pieces; their bytes, -1 if one has no memory."""
+    _, blocks, order = spaces
+    total = 0
+    for p in range(first, end):
+        b = addresses[m, pieces[p, 0]]
+        if b < 0:
+            return -1
+        total += blocks[m, b, BYTES]
+        addresses[m, pieces[p, 0]] = -1
+        free(memory, m, b, 0 if pieces[p, 1] <= _MIB else 1, blocks, order)
+    return total
+
+
+@_memory
+def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
     """Acquire request r, all or nothing; whether it fitted."""
     live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 3], requests[r + 1, 3]
-    if not memory[m, ADDRESSED]:
+    holes = spaces[0]
+    if memory[m, PLACING] == CACHED:
+        used = _cache(memory, m, first, end, pieces, addresses, spaces)
+        if used < 0:
+            return False
+    elif memory[m, PLACING] == COUNTED:
         if memory[m, USED] + used > memory[m, LIMIT]:
             return False
         memory[m, HIGH] = max(memory[m, HIGH], memory[m, USED] + used)
@@ -129,9 +212,14 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
 
 
 @_memory
-def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any) -> Any:
+def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
     """Release request r; whether all of its blocks had memory."""
-    if memory[m, ADDRESSED]:
+    holes, used = spaces[0], requests[r, 1]
+    if memory[m, PLACING] == CACHED:
+        used = _uncache(memory, m, requests[r, 3], requests[r + 1, 3], pieces, addresses, spaces)
+        if used < 0:
+            return False
+    elif memory[m, PLACING] == PLACED:
         for p in range(requests[r, 3], requests[r + 1, 3]):
             start = addresses[m, pieces[p, 0]]
             if start < 0:
@@ -139,6 +227,6 @@ def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
             _vacate(memory, m, start, pieces[p, 1], holes)
             addresses[m, pieces[p, 0]] = -1
     memory[m, LIVE] -= requests[r, 0]
-    memory[m, USED] -= requests[r, 1]
+    memory[m, USED] -= used
     memory[m, CARVED] -= requests[r, 2]
     return True

@@ -165,8 +165,9 @@ class _Machine:
             return "its kernels access host memory"
         if self.demands is not None:
             return "kernels slow down its compressed copies"
-        if isinstance(self.memories.devices[0].pool, CachingPool):
-            return "PyTorch's caching allocator"
+        pool = self.memories.devices[0].pool
+        if isinstance(pool, CachingPool) and not pool.allocator.settings.only_rounds:
+            return "settings of PyTorch's caching allocator other than roundup_power2_divisions"
         return "" if self.shared is None else "kernels share the link to buddy memory"
 
     def simulated(self, iterations: int) -> tuple[Ran, tuple[str, ...]]:

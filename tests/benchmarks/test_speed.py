@@ -133,6 +133,24 @@ def test_spans_per_second_compiled(
         report(what, ratio, f"at least {floor}, aim {goal}", ratio >= floor)
 
 
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_the_caching_allocator_is_at_least_half_as_fast_as_addresses(
+    densenet: TaskGraph, engine: Engine, report: Report
+) -> None:
+    for policy in ("none", "vdnn"):
+        program = planned(densenet, policy)
+
+        def ran(pool: str, program: Program = program) -> float:
+            begin = time.perf_counter_ns()
+            run(program, densenet, pool, ITERATIONS, engine)
+            return time.perf_counter_ns() - begin
+
+        ran("caching")
+        times = [(ran("addressed"), ran("caching")) for _ in range(5)]
+        ratio = median(a for a, _ in times) / median(c for _, c in times)
+        report(f"{engine}, {policy}: caching over addressed pool, speed", ratio, "at least 0.5", ratio >= 0.5)
+
+
 @pytest.mark.parametrize(("policy", "most", "aim"), [("ideal", 6, 2), ("vdnn", 8, 3), ("superneurons", 12, 4)])
 def test_a_whole_run_per_simulated_kernel(policy: str, most: float, aim: float, report: Report) -> None:
     """Checks, graph, plan, verify, three iterations and metrics of a trace that was not used before."""

@@ -62,6 +62,7 @@ def test_every_requested_policy_has_its_own_section() -> None:
     assert "--policy: unknown policy 'hme'" in refused("resnet20-cifar-cpu", "--node", "laptop-2gb", "--policy", "hme")
 
 
+@pytest.mark.slow
 def test_json_has_all_results_and_a_separate_wall_time() -> None:
     done = simgpu("search", "quickstart", "--json", "--seed", 5, "--budget", "39 MiB")
     assert done.exit_code == 0

@@ -252,6 +252,7 @@ def test_arguments_override_a_scenario() -> None:
     assert [each.run.label for each in max_batch(scenario, limit=8)] == ["ideal", "none", "vdnn(mode=conv)", "vdnn"]
 
 
+@pytest.mark.slow
 def test_the_policy_gets_the_addressed_pool() -> None:
     """HOME's prediction for the counting pool does not hold for the addressed pool, where only a run decides."""
     trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 300, 200, 400])

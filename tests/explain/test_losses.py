@@ -83,6 +83,7 @@ def test_losses_add_up_to_the_breakdown_for_random_traces_and_budgets(data: st.D
     check_sums(result)
 
 
+@pytest.mark.slow
 @many
 @given(st.data())
 def test_attribution_to_copies_equals_a_count_nanosecond_by_nanosecond(data: st.DataObject) -> None:

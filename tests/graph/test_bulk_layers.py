@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(INFO, kernels, blocks)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(traces())
 def test_layers_in_bulk_are_those_of_a_walk(trace: Trace) -> None:

@@ -242,6 +242,7 @@ class TestStreams:
         [b"", b'"' + b"]" * 2 * MIB + b'", ', rb'"\\", "\"]", ', b'"' + rb"\"]" * MIB + b'", '],
         ids=["alone", "behind brackets in a text", "behind escapes", "behind many escapes"],
     )
+    @pytest.mark.slow
     def test_a_deeply_nested_item_is_refused(self, before: bytes, tmp_path: Path) -> None:
         path = tmp_path / "a.json"
         path.write_bytes(b'{"events": [' + before + b"[" * MIB)

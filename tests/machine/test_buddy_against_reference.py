@@ -84,6 +84,7 @@ def test_several_compute_streams_match_the_reference_model(data: st.DataObject, 
     compare(lower(tasks, Placement()), tasks, on, None, forced=is_half(on))
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), st.integers(2, 3), st.booleans())
 def test_several_gpus_match_the_reference_model(data: st.DataObject, gpus: int, barrier: bool):

@@ -100,9 +100,13 @@ def test_a_policy_that_plans_addresses_is_refused() -> None:
         run(layers(3, 3), "modnn")
 
 
-def test_the_compiled_engine_says_that_it_does_not_have_the_allocator() -> None:
-    result = simgpu.simulate(layers(1), node(), "none", pool="caching", engine="compiled")
-    assert any("PyTorch's caching allocator" in note for note in result.notes)
+def test_the_compiled_engine_has_the_default_settings_and_says_so() -> None:
+    def notes(allocator: str | None) -> list[str]:
+        result = simgpu.simulate(layers(1), node(), "none", pool="caching", engine="compiled", allocator=allocator)
+        return [note for note in result.notes if "PyTorch's caching allocator" in note]
+
+    assert notes(None) == notes("roundup_power2_divisions:8") == []
+    assert len(notes("expandable_segments:True")) == 1
 
 
 def test_a_scenario_gives_settings_as_text_or_as_a_block() -> None:

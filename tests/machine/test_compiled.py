@@ -40,6 +40,9 @@ from tests.semantics.random_traces import (
 from tests.tiers.spill import SSD, spilled
 
 POOLS = st.sampled_from(["counting", "addressed"])
+GPU_POOLS = st.sampled_from(["counting", "addressed", "caching"])
+#: Alignments of the blocks under PyTorch's caching allocator, which distinguishes requests by their size in MiB.
+COARSE = st.sampled_from([1, 300 * 2**10, 2**20 + 7, 5 * 2**20, 11 * 2**20])
 
 
 def check(
@@ -51,7 +54,11 @@ def check(
     iterations: int = 3,
 ) -> None:
     """Both engines give the same, or the same error; the compiled one runs it to its end, or to where it stops."""
-    how: dict[str, Any] = {"budget": budget, "pool": data.draw(POOLS), "iterations": iterations}
+    how: dict[str, Any] = {"budget": budget, "pool": data.draw(GPU_POOLS), "iterations": iterations}
+    if how["pool"] == "caching":
+        node = replace(node, gpu=replace(node.gpu, alignment=data.draw(COARSE)))
+        unit = max(node.gpu.alignment, 2**20)
+        how["budget"] = None if budget is None else data.draw(st.integers(0, 4 * len(graph.sizes))) * unit
     try:
         expected = run_program(program, graph, node, engine="simpy", **how)
     except OutOfMemoryError as error:
@@ -159,11 +166,13 @@ def drawn(programs: Callable[[st.DataObject], None], examples: int) -> Callable[
     return how(given(st.data())(programs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs", PROPERTIES)
 def test_both_engines_give_the_same(programs: Callable[[st.DataObject], None]) -> None:
     drawn(programs, 60)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs", [swaps_and_codecs, several_gpus, a_third_memory])
 def test_both_engines_give_the_same_where_requests_are_looked_up_in_small_parts(
     programs: Callable[[st.DataObject], None], monkeypatch: pytest.MonkeyPatch
@@ -175,7 +184,7 @@ def test_both_engines_give_the_same_where_requests_are_looked_up_in_small_parts(
 @pytest.mark.slow
 @pytest.mark.parametrize("programs", PROPERTIES)
 def test_both_engines_give_the_same_for_many_programs(programs: Callable[[st.DataObject], None]) -> None:
-    drawn(programs, 400)()
+    drawn(programs, 250)()
 
 
 @pytest.mark.exhaustive
@@ -210,6 +219,7 @@ def test_an_unknown_engine_is_refused() -> None:
         RunConfig(engine="fast")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_short_runs_do_not_wait_for_numba() -> None:
     """In a process of its own: numba takes longer to load than the run takes."""
     code = (
@@ -220,6 +230,7 @@ def test_short_runs_do_not_wait_for_numba() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_without_numba_long_runs_stay_on_simpy_and_the_compiled_engine_names_the_package() -> None:
     """In a process of its own, where numba cannot be found."""
     code = (

@@ -111,6 +111,7 @@ def test_a_kernel_on_a_host_stream_uses_host_memory():
 slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=50)
 
 
+@pytest.mark.slow
 @slow
 @given(st.data(), st.integers(2, 4), st.booleans(), st.booleans())
 def test_complete_iterations_match_the_reference_model(data: st.DataObject, gpus: int, barrier: bool, tight: bool):
@@ -130,6 +131,7 @@ def test_complete_iterations_match_the_reference_model(data: st.DataObject, gpus
     compare(program, tasks, where, budget)
 
 
+@pytest.mark.slow
 @slow
 @given(st.data(), st.integers(2, 3))
 def test_half_duplex_switches_match_the_reference_model(data: st.DataObject, gpus: int):

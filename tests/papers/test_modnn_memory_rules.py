@@ -35,6 +35,7 @@ _GIVEN = (BlockKind.INPUT, BlockKind.LABEL)
 _SEARCHED = {"VGG-16": (1.5, 2, 4, 12), "ResNet-34": (0.2, 1, 3, 4, 5, 12), "FCN-32s": (1.5, 2, 6, 12)}
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_the_bound_is_the_most_demanding_task_at_one_sample_and_the_weights(name: str) -> None:
@@ -67,6 +68,7 @@ def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:
     assert equation_8(windows_of(graph), workspaces_of(graph)) == window_bytes(Tdfg.of(graph), ALPHA)
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 @pytest.mark.parametrize("name", _SEARCHED)
 def test_the_sub_batch_is_the_largest_that_fits_profiled_and_selected_in_turn(name: str) -> None:

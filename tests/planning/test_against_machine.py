@@ -55,6 +55,7 @@ def test_within_a_budget_evaluator_and_machine_agree_on_time_peak_and_oom():
     assert seen["takes longer"] * 5 > seen["fits"], seen
 
 
+@pytest.mark.slow
 @many
 @given(st.one_of(cases(), tight_cases()))
 def test_step_time_is_the_sum_of_kernels_waits_relaunches_and_codecs(case: Case):

@@ -45,6 +45,7 @@ def test_plain_python_and_compiled_code_give_equal_results(data: st.DataObject, 
     assert result[0] == result[1] == result[2]
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), tight_cases())
 def test_vectors_cost_the_same_in_a_batch_and_alone(data: st.DataObject, case: Case):

@@ -130,7 +130,10 @@ class PolicyContract:
         names = metafunc.fixturenames
         if "parameters" in names:
             label = [", ".join(f"{k}={v}" for k, v in given.items()) or "defaults" for given in self.parameter_sets]
-            metafunc.parametrize("parameters", self.parameter_sets, ids=label)
+            # The other sets run with the slow tests.
+            first, *others = self.parameter_sets
+            sets = [pytest.param(first), *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
+            metafunc.parametrize("parameters", sets, ids=label)
         if "trace_name" in names:
             metafunc.parametrize("trace_name", slow_except(TRACES, *NETWORKS))
         if "pool" in names:

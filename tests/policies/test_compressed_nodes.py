@@ -119,6 +119,7 @@ def test_bandwidth_only_compression_takes_the_same_memory(policy: str):
 # --- every policy on every node ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(few, max_examples=50)
 @given(st.data(), st.sampled_from(POLICIES))
 def test_random_runs_respect_memory_time_and_link_limits(data: st.DataObject, chosen: tuple[str, dict[str, object]]):

@@ -86,6 +86,7 @@ def changed(data: st.DataObject, program: Program, blocks: int) -> Program:
     return replace(program, segments=tuple(segments))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_compiled_walk_accepts_what_the_walk_over_instructions_accepts(data: st.DataObject) -> None:

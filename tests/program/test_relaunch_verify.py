@@ -302,6 +302,7 @@ def test_what_verify_accepts_reads_the_right_values_under_any_timing(data: st.Da
     assert replayed(data, program, graph).wrong == []
 
 
+@pytest.mark.slow
 @many
 @given(st.data())
 def test_every_lowered_program_is_accepted_and_reads_the_right_values(data: st.DataObject):

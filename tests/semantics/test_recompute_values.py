@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def same_values(graph: TaskGraph, placement: Placement, choice: Random) -> None:
     assert moved.ends == plain.ends
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), st.randoms(use_true_random=False))
 def test_swaps_and_recomputes_of_training_do_not_change_values(data: st.DataObject, choice: Random):
@@ -43,6 +45,7 @@ def test_swaps_and_recomputes_of_training_do_not_change_values(data: st.DataObje
     same_values(graph, data.draw(mixed_placements(graph)), choice)
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), st.randoms(use_true_random=False))
 def test_swaps_and_recomputes_of_any_kernels_do_not_change_values(data: st.DataObject, choice: Random):

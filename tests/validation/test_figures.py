@@ -124,6 +124,7 @@ def test_both_timelines_have_one_time_axis_and_one_legend(example: Validation) -
     assert upper.get_legend() is None and lower.get_legend() is not None
 
 
+@pytest.mark.slow
 def test_the_first_divergence_is_marked_and_described(case: Case) -> None:
     run = case.runs[Method.CHECKPOINT]
     strange = run.spans[3]._replace(op="aten::strange")

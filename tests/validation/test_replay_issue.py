@@ -128,6 +128,7 @@ def check_outcome(program: Program, graph: TaskGraph, node: NodeSpec, budget: in
     assert len(result.iteration_ends_ns) == ITERATIONS
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), st.integers(0, 2**32), st.booleans())
 def test_any_placement_however_the_device_takes_its_time(data: st.DataObject, seed: int, barrier: bool):

@@ -97,6 +97,7 @@ def uses_memory_as_the_machine_did(
         assert used == curve.used.tolist()
 
 
+@pytest.mark.slow
 @many
 @given(st.data(), pools, st.booleans())
 def test_any_placement_is_issued_in_the_machines_order(data: st.DataObject, pool: str, barrier: bool):

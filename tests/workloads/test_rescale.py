@@ -305,6 +305,7 @@ def imported(name: str) -> Trace:
     return import_trace(DATA / name, ImportOptions(execution_trace=graph) if "kineto" in name else None)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [None, V100])
 @pytest.mark.parametrize("name", IMPORTED)
 def test_in_imported_recordings_blocks_with_samples_grow(name: str, node: str | None) -> None:

@@ -41,9 +41,14 @@ class CachingAllocator(Segments):
         self.pools: dict[tuple[int, bool], BlockPool] = {}
         self._outstanding: dict[int, deque[MemoryBlock]] = {}
         self._split_limit = self.settings.split_limit
+        self._rounded: dict[int, int] = {}
         fraction = self.settings.memory_fraction
         self._allowed = None if fraction is None or device.total is None else int(fraction * device.total)
         self._collects = self._allowed is not None and self.settings.garbage_collection_threshold > 0
+        #: Whether the best free block of a pool is always the one to take, which is faster.
+        self.takes_best = (
+            self.settings.max_split_size is None and not self.settings.expandable_segments and not self._collects
+        )
         self._small, self._large = self.pool_of(SMALL_REQUEST), self.pool_of(SMALL_REQUEST + 1)
 
     # --- what a program calls -------------------------------------------------------------------------------
@@ -53,11 +58,12 @@ class CachingAllocator(Segments):
 
         stream: whose work uses it. private: the number of a private pool, 0 for the default one.
         """
-        rounded = self.settings.rounded(size)
+        rounded = self._rounded.get(size) or self.rounded(size)
         pool = self._small if rounded <= SMALL_REQUEST else self._large
         if private:
             pool = self.pool_of(rounded, private)
-        block = self._free_block(pool, rounded, stream) or self._new_block(pool, rounded, stream)
+        block = pool.take(rounded, stream) if self.takes_best else self._free_block(pool, rounded, stream)
+        block = block or self._new_block(pool, rounded, stream)
         if block is None:
             self.statistics.ooms += 1
             return None
@@ -135,6 +141,12 @@ class CachingAllocator(Segments):
                     pool.insert(before)
                 return self._hand_out(block, size, rounded)
         return None
+
+    def rounded(self, size: int) -> int:
+        """The size of the block for a request."""
+        if size not in self._rounded:
+            self._rounded[size] = self.settings.rounded(size)
+        return self._rounded[size]
 
     # --- what is there ---------------------------------------------------------------------------------------
 

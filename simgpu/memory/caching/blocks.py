@@ -117,6 +117,14 @@ class BlockPool:
             return None
         return self._by_address[keys[at][2]]
 
+    def take(self, size: int, stream: int) -> MemoryBlock | None:
+        """Remove and return the first of `at_least`; None if there is none."""
+        keys = self._keys
+        at = bisect_left(keys, (stream, size, 0))
+        if at == len(keys) or keys[at][0] != stream:
+            return None
+        return self._by_address.pop(keys.pop(at)[2])
+
     def up_to(self, size: int, stream: int) -> list[MemoryBlock]:
         """All free blocks before those of `at_least`, the last first; also those of streams with lower numbers."""
         keys = self._keys

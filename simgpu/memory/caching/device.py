@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from simgpu.memory.addressed import Holes
@@ -62,6 +63,10 @@ class ExclusiveDevice:
         self.used = 0
         self._limit = UNLIMITED if total is None else total
         self._addresses = Holes(UNLIMITED)
+
+    def free_addresses(self) -> Iterator[tuple[int, int]]:
+        """Ranges without a segment as (address, size), ascending."""
+        return iter(self._addresses)
 
     def allocate(self, size: int) -> int | None:
         """The address of a new segment; None if there is too little memory."""

@@ -18,6 +18,7 @@ def restore(allocator: CachingAllocator, trace: AllocationTrace) -> dict[int, Me
     sizes = _BlockSizes(allocator, trace)
     blocks: dict[int, MemoryBlock] = {}
     regions = dict(_regions(allocator, trace))
+    allocator.takes_best = allocator.takes_best and not regions
     previous: MemoryBlock | None = None
     for segment, behind in pairwise((*trace.before, None)):
         assert segment is not None

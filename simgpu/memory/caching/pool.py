@@ -18,6 +18,7 @@ class CachingPool:
     All blocks belong to one stream: in a simulated program, an event makes each stream wait until a block may be used
     again, as `record_stream` would. A request that fails has freed all unused segments, as in PyTorch before it gives
     up. `used` counts blocks as the allocator sizes them (allocated memory), `high_water` segments (reserved memory).
+    held: by number, the blocks that are allocated.
 
     >>> pool = CachingPool(64 * 2**20)
     >>> request = pool.prepare([0], [3 * 2**20])
@@ -25,7 +26,7 @@ class CachingPool:
     (True, 3145728, 20971520)
     """
 
-    __slots__ = ("_blocks", "alignment", "allocator", "capacity", "limit", "live", "used")
+    __slots__ = ("alignment", "allocator", "capacity", "device", "held", "limit", "live", "used")
 
     def __init__(self, capacity: int | None, alignment: int = 1, settings: AllocatorSettings | None = None) -> None:
         self.capacity = capacity
@@ -33,8 +34,9 @@ class CachingPool:
         self.limit = UNLIMITED if capacity is None else capacity
         self.live = 0
         self.used = 0
-        self.allocator = CachingAllocator(ExclusiveDevice(capacity), settings)
-        self._blocks: dict[int, MemoryBlock] = {}
+        self.device = ExclusiveDevice(capacity)
+        self.allocator = CachingAllocator(self.device, settings)
+        self.held: dict[int, MemoryBlock] = {}
 
     def prepare(self, blocks: Sequence[int], sizes: Sequence[int], offsets: Sequence[int] | None = None) -> Request:
         """A request for these blocks, in this order. Raises `ProgramError` for offsets: the allocator chooses them."""
@@ -43,12 +45,12 @@ class CachingPool:
         pieces = tuple(
             [(block, aligned(size, self.alignment)) for block, size in zip(blocks, sizes, strict=True) if size]
         )
-        rounded = self.allocator.settings.rounded
-        return sum(sizes), sum(rounded(size) for _, size in pieces), pieces, None
+        rounded = self.allocator.rounded
+        return sum(sizes), sum([rounded(size) for _, size in pieces]), pieces, None
 
     def acquire(self, request: Request) -> bool:
         """Allocate all blocks, or none and return False."""
-        blocks, allocate = self._blocks, self.allocator.allocate
+        blocks, allocate = self.held, self.allocator.allocate
         for piece, size in request[2]:
             block = allocate(size)
             if block is None:
@@ -69,13 +71,18 @@ class CachingPool:
 
     def _free(self, pieces: Sequence[tuple[int, int]]) -> None:
         for piece, _ in pieces:
-            self.allocator.free(self._blocks.pop(piece))
+            self.allocator.free(self.held.pop(piece))
         self.used = self.allocator.statistics.allocated
 
     def address(self, block: int) -> int | None:
         """The address of a block, None if it has no memory."""
-        held = self._blocks.get(block)
+        held = self.held.get(block)
         return None if held is None else held.address
+
+    @property
+    def addresses(self) -> dict[int, int]:
+        """The addresses of all blocks that are allocated."""
+        return {number: block.address for number, block in self.held.items()}
 
     @property
     def largest_hole(self) -> int:
@@ -92,5 +99,5 @@ class CachingPool:
 
     def state(self) -> Hashable:
         """The addresses of all blocks, and the free ones in their order."""
-        held = tuple(sorted((number, block.address, block.size) for number, block in self._blocks.items()))
+        held = tuple(sorted((number, block.address, block.size) for number, block in self.held.items()))
         return held, tuple((*key, pool.keys()) for key, pool in sorted(self.allocator.pools.items()))

@@ -96,6 +96,11 @@ class AllocatorSettings:
         return ",".join(options)
 
     @property
+    def only_rounds(self) -> bool:
+        """Whether all settings are the defaults but for how sizes are rounded."""
+        return replace(self, roundup_power2_divisions=(0,) * INTERVALS) == AllocatorSettings()
+
+    @property
     def split_limit(self) -> int:
         """The size from which on blocks are not split."""
         return 2**63 if self.max_split_size is None else self.max_split_size

@@ -45,6 +45,7 @@ def written(path: Path, ns: Callable[[int, float, int], int] = linear_ns) -> Pat
     return file
 
 
+@pytest.mark.slow
 def test_a_gpu_with_samples_uses_its_samples(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     assert isinstance(surface, MeasuredSurface)
