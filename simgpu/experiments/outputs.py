@@ -3,6 +3,7 @@
 Every folder holds report.json with all numbers and their provenance. Further files:
 
 of a run        <policy>/timeline.csv               one row per span, likewise .parquet, .perfetto.json
+                <policy>/snapshot.pickle            a memory snapshot as of PyTorch, see `simgpu.simulation.snapshot`
                 <policy>/memory.csv                 one row per memory sample; with a timeline in CSV or Parquet
                 <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
                 <policy>/tasks.json                 the simulated costs of these tasks
@@ -63,6 +64,13 @@ REPORT_SCHEMA = "simgpu.report/2"
 TASKS = "tasks.json"
 PROGRAM = "program.json"
 
+
+def _write_snapshot(result: Result, path: Path) -> None:
+    from simgpu.simulation.snapshot import write_memory_snapshot
+
+    write_memory_snapshot(result, path)
+
+
 _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
     "csv": ("timeline.csv", lambda result, path: write_csv(result.timeline, path)),
     "parquet": ("timeline.parquet", lambda result, path: write_parquet(result.timeline, path)),
@@ -72,6 +80,7 @@ _TIMELINES: dict[str, tuple[str, Callable[[Result, Path], None]]] = {
             result.timeline, path, {"run": result.title, "trace": result.trace.provenance}
         ),
     ),
+    "snapshot": ("snapshot.pickle", _write_snapshot),
 }
 #: The formats of `_TIMELINES` that can be read again as tables.
 TABLES = ("csv", "parquet")

@@ -212,7 +212,9 @@ def where_of(stack: Sequence[Frame]) -> str:
             for frame in stack:
                 if found := pattern.search(frame.function):
                     return f"{name}: {found[1]}"
-        return "C++ code" if stack else "not recorded"
+        # A simulated run has tensors in place of stacks.
+        named = [str(frame) for frame in stack if "::" not in frame.function and frame.file]
+        return named[0] if named else "C++ code" if stack else "not recorded"
     return str((own or lines)[0])
 
 

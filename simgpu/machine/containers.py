@@ -6,7 +6,7 @@ What a memory can hold is decided by its pool (`simgpu.memory`); a container add
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,11 @@ class BlockRequest(NamedTuple):
 
     prepared: Request
     carved: int = 0
+
+
+#: Called with the time of a request, whether it is granted (True), refused for now (None) or a release (False), and the
+#: request.
+Observer = Callable[[int, bool | None, BlockRequest], None]
 
 
 class Waiting(NamedTuple):
@@ -46,7 +51,7 @@ NOBODY = Cause(-1, -1)
 class Container:
     """A memory. Not SimPy's container: a request is for several blocks at once, decided by an allocator.
 
-    waiting: requests that are not yet granted, first in, first out.
+    waiting: requests that are not yet granted, first in, first out. observe: called for each request and release.
     Lists of times, live and used bytes have one entry for each change. buddy_peak: the most bytes of buddy memory that
     its blocks owned at once.
 
@@ -59,9 +64,10 @@ class Container:
     ([0, 9], [70, 0])
     """
 
-    def __init__(self, name: str, pool: Pool) -> None:
+    def __init__(self, name: str, pool: Pool, observe: Observer | None = None) -> None:
         self.name = name
         self.pool = pool
+        self.observe = observe
         self.waiting: deque[Waiting] = deque()
         self.times: list[int] = []
         self.live: list[int] = []
@@ -70,14 +76,18 @@ class Container:
 
     def acquire(self, request: BlockRequest, now: int) -> bool:
         """Acquire memory, or nothing and return False."""
-        if not self.pool.acquire(request.prepared):
-            return False
-        self._changed(now, request.carved)
-        return True
+        acquired = self.pool.acquire(request.prepared)
+        if self.observe is not None:
+            self.observe(now, True if acquired else None, request)
+        if acquired:
+            self._changed(now, request.carved)
+        return acquired
 
     def release(self, request: BlockRequest, now: int) -> None:
         """Release memory."""
         self.pool.release(request.prepared)
+        if self.observe is not None:
+            self.observe(now, False, request)
         self._changed(now, -request.carved)
 
     def log(self, now: int) -> None:

@@ -75,6 +75,7 @@ def run_program(
     reclaim: Reclaim = least_recently_used,
     engine: Engine = "auto",
     checked: CheckedProgram | None = None,
+    observe: Callable[[int, int, bool | None, BlockRequest], None] | None = None,
 ) -> MachineRun:
     """Execute a verified program.
 
@@ -82,7 +83,8 @@ def run_program(
     chunks to evict if blocks are on demand; these have pages instead of a `pool`. engine: ``compiled`` runs the same
     machine compiled, where it has all that the program needs, ``simpy`` never, ``auto`` where that is faster; all give
     the same numbers. checked: what `check_program` returned for the program, this graph and this node, so that its
-    contents need no second check.
+    contents need no second check. observe: called with each request for a GPU's memory, see
+    `simgpu.machine.containers.Observer`, and before with the number of the GPU; for the engine ``simpy``.
 
     A program for one GPU uses GPU 0 with its own link; with several, copies also share the node's switches.
 
@@ -103,7 +105,7 @@ def run_program(
         raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
     pools = partial(CachingPool, settings=allocator) if pool == "caching" else POOLS[pool]
-    machine = _Machine(checked, node, limit, pools, reclaim)
+    machine = _Machine(checked, node, limit, pools, reclaim, observe)
     ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()
     reason = machine.why_not_compiled
@@ -136,6 +138,7 @@ class _Machine:
         limit: int | None,
         pool: Callable[[int | None, int], Pool],
         reclaim: Reclaim,
+        observe: Callable[[int, int, bool | None, BlockRequest], None] | None = None,
     ) -> None:
         program = self.program = checked.program
         graph = self.graph = checked.graph
@@ -155,6 +158,8 @@ class _Machine:
             self.memories = Memories([self.residency.memory], {HOST: self.residency.host})
         ways = [way for link in node.links for way in (link.ends, (link.ends[1], link.ends[0]))]
         self.resources = (*self.memories.names, *(engine_name(*way) for way in ways))
+        for gpu, device in enumerate(self.memories.devices):
+            device.observe = None if observe is None else partial(observe, gpu)
         for each in program.initial_contents:
             _allocate_initial(each, self.graph, self.memories)
 

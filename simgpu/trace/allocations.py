@@ -36,7 +36,8 @@ class Frame:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}" if self.file else self.function
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place} {self.function}" if self.file else self.function
 
 
 @dataclass(frozen=True, slots=True)

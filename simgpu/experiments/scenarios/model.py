@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "simgpu.scenario/2"
 Pool = Literal["counting", "addressed", "caching"]
-TimelineFormat = Literal["csv", "parquet", "perfetto"]
+TimelineFormat = Literal["csv", "parquet", "perfetto", "snapshot"]
 PlotKind = Literal["timeline", "memory", "run", "power"]
 ImageFormat = Literal["png", "svg"]
 

@@ -1,0 +1,77 @@
+"""A simulated run as a PyTorch memory snapshot: it is read again, and PyTorch's own viewer takes it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError
+from simgpu.experiments.compare import compare
+from simgpu.experiments.outputs import write_outputs
+from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.importers.snapshot.load import load_snapshot
+from simgpu.memory.caching.recorded import reproduce
+from simgpu.simulation.result import Result
+from simgpu.simulation.snapshot import memory_snapshot, write_memory_snapshot
+
+
+def run(policy: str = "vdnn", pool: str = "caching", allocator: str | None = None) -> Result:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    return simgpu.simulate(trace, node, policy, pool=pool, allocator=allocator)
+
+
+@pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
+@pytest.mark.parametrize("policy", ["none", "vdnn", "superneurons"])
+def test_the_snapshot_of_a_run_reserves_and_allocates_what_the_run_did(
+    policy: str, allocator: str | None, tmp_path: Path
+) -> None:
+    result = run(policy, allocator=allocator)
+    write_memory_snapshot(result, tmp_path / "run.pickle")
+    trace = load_snapshot(tmp_path / "run.pickle")
+    again = reproduce(trace)
+    assert again.deviations == []
+    assert again.allocator.statistics.reserved_peak == result.high_water
+    assert again.allocator.statistics.allocated_peak == max(
+        curve.used.max() for curve in result.timeline.device_memories
+    )
+    assert again.allocator.statistics.requested_peak == max(
+        curve.live.max() for curve in result.timeline.device_memories
+    )
+    assert trace.events[-1].time_us == result.timeline.device_memories[0].time_ns[-1] // 1000
+
+
+def test_tensors_stand_in_place_of_stacks(tmp_path: Path) -> None:
+    write_memory_snapshot(run("none"), tmp_path / "run.pickle")
+    trace = load_snapshot(tmp_path / "run.pickle")
+    names = {str(trace.stacks[each.stack][0]) for each in trace.allocations if each.stack is not None}
+    assert "input input" in names and any(name.endswith("activation of conv1") for name in names)
+
+
+def test_a_run_with_another_pool_is_shown_with_unlimited_memory() -> None:
+    actions = [event["action"] for event in memory_snapshot(run("none", pool="counting"))["device_traces"][0]]
+    assert "oom" not in actions and actions.count("alloc") > actions.count("segment_alloc") > 0
+
+
+def test_a_run_without_allocations_is_refused() -> None:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    with pytest.raises(InputError, match="policy um does not allocate blocks"):
+        memory_snapshot(simgpu.simulate(trace, node, "um"))
+
+
+def test_a_scenario_writes_snapshots(tmp_path: Path) -> None:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "pool": "caching"}
+    write_outputs(compare(make_scenario(values, "an example")), tmp_path / "run", about={}, timeline=("snapshot",))
+    assert load_snapshot(tmp_path / "run" / "none" / "snapshot.pickle").gpu == 0
+
+
+def test_pytorchs_viewer_takes_the_snapshot(tmp_path: Path) -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz", reason="PyTorch is not installed")
+    write_memory_snapshot(run(), tmp_path / "run.pickle")
+    snapshot = pickle.loads((tmp_path / "run.pickle").read_bytes())
+    page = viewer.trace_plot(snapshot)
+    assert "conv1" in viewer.trace(snapshot) + page
+    assert "total_reserved: 30.0MiB" in viewer.segsum(snapshot)
+    assert "<html" in viewer.segment_plot(snapshot).lower() or "script" in viewer.segment_plot(snapshot)
