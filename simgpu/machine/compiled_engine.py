@@ -231,7 +231,7 @@ def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, spaces: 
                 free = spaces[2][m, kind, : memory[m, caching.FREE_BLOCKS + kind]]
                 hole = max(hole, int(spaces[1][m, free, caching.BYTES].max(initial=0)))
         requested = tables.requests[tables.numbers[at[stream]], 1]
-        unmet.append(Unmet(m, stream, int(requested), used, hole))
+        unmet.append(Unmet(m, stream, int(requested), used, hole, int(memory[m, caching.RESERVED])))
     return unmet
 
 

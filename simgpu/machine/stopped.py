@@ -11,6 +11,7 @@ from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.machine.containers import Container, Memories
 from simgpu.machine.simulator import Simulator
+from simgpu.memory.caching.pool import CachingPool
 from simgpu.program.instructions import (
     WORK,
     Acquire,
@@ -38,13 +39,14 @@ class Reached(NamedTuple):
 
 class Unmet(NamedTuple):
     """A request for memory that is never granted: the memory's place among all, the stream's rank, the bytes with
-    padding, and the memory's bytes in use and largest hole."""
+    padding, and the memory's bytes in use, largest hole, and bytes of PyTorch's segments, if it has them."""
 
     memory: int
     stream: int
     requested: int
     used: int
     hole: int
+    reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,15 @@ class StoppedRun:
         if not self.unmet:
             waiting = ", ".join(self._next_work(s) for s in streams if not s.finished)
             return ProgramError(f"the program stops at {now} ns although no stream waits for memory: {waiting}")
-        place, rank, requested, used, hole = self.unmet[0]
+        place, rank, requested, used, hole, reserved = self.unmet[0]
         memory = self.memories.all[place]
         capacity = memory.pool.capacity or 0
         first = next((s for s in streams if s.id.gpu == place), streams[0])
         kernel, waiting, blocks = self._next_kernel(first), self._next_work(streams[rank]), self._blocks_in(memory)
         # Other GPUs wait for the same reason, but a memory behind this one may be the cause.
         others = tuple(self._other(each) for each in self.unmet[1:] if each.memory >= len(self.memories.devices))
+        if reserved:
+            others = (_of_segments(reserved, used), *others)
         return OutOfMemoryError(
             waiting, memory.name, requested, capacity - used, hole, capacity, now, blocks, kernel, others
         )
@@ -155,6 +159,17 @@ def largest_first(blocks: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], .
     return tuple(sorted(blocks, key=lambda block: (-block[1], block[0])))
 
 
-def _first_request(memory: Container) -> tuple[int, int, int, int]:
+def _of_segments(reserved: int, used: int) -> str:
+    """Why free memory may not serve a request to PyTorch's allocator."""
+    free = f"{format_bytes(reserved - used)} of it in free blocks"
+    return (
+        f"PyTorch's allocator has reserved {format_bytes(reserved)}, {free} that are too small or for requests of the "
+        "other kind (up to 1 MiB, or more); a new segment for a request of 1 to 10 MiB has 20 MiB"
+    )
+
+
+def _first_request(memory: Container) -> tuple[int, int, int, int, int]:
     rank, request, _ = memory.waiting[0]
-    return rank, request.prepared[1], memory.pool.used, memory.pool.largest_hole
+    pool = memory.pool
+    reserved = pool.allocator.statistics.reserved if isinstance(pool, CachingPool) else 0
+    return rank, request.prepared[1], pool.used, pool.largest_hole, reserved

@@ -72,6 +72,12 @@ def test_a_run_fits_by_its_reserved_memory() -> None:
     assert run(trace, memory=20 * MIB).high_water == 20 * MIB
 
 
+def test_a_run_that_does_not_fit_says_what_the_allocator_has_reserved() -> None:
+    """Of 38 MiB, one segment of 20 MiB leaves too little for a second one."""
+    with pytest.raises(OutOfMemoryError, match="has reserved 20 MiB, .* a request of 1 to 10 MiB has 20 MiB"):
+        run(layers(*[3] * 10), memory=38 * MIB)
+
+
 def test_settings_of_the_allocator_change_what_is_reserved() -> None:
     trace = layers(11, 14, 18, 22, 11, 14)
     plain, growing = (run(trace, allocator=options).high_water for options in (None, "expandable_segments:True"))

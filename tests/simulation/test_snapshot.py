@@ -71,7 +71,8 @@ def test_pytorchs_viewer_takes_the_snapshot(tmp_path: Path) -> None:
     viewer = pytest.importorskip("torch.cuda._memory_viz", reason="PyTorch is not installed")
     write_memory_snapshot(run(), tmp_path / "run.pickle")
     snapshot = pickle.loads((tmp_path / "run.pickle").read_bytes())
-    page = viewer.trace_plot(snapshot)
-    assert "conv1" in viewer.trace(snapshot) + page
+    events = snapshot["device_traces"][0]
+    assert f"{len(events)} entries" in viewer.trace(snapshot)
     assert "total_reserved: 30.0MiB" in viewer.segsum(snapshot)
-    assert "<html" in viewer.segment_plot(snapshot).lower() or "script" in viewer.segment_plot(snapshot)
+    assert "Active Memory Timeline" in viewer.trace_plot(snapshot)
+    assert "Allocator State History" in viewer.segment_plot(snapshot)
