@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from simgpu.experiments.study import StudyResult, run_study
     from simgpu.experiments.sweep.run import SweepResult, run_sweep
     from simgpu.experiments.training import Training, train
+    from simgpu.explain.allocations import AllocationReport, explain_allocations
     from simgpu.explain.explanation import Explanation, explain_result
     from simgpu.explain.smallest_budget import smallest_budget, smallest_budgets
     from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
     from simgpu.hardware.spec import NodeSpec
+    from simgpu.importers.snapshot.load import load_snapshot
     from simgpu.papers.reproduce import reproduce
     from simgpu.papers.reproduction import Reproduction
     from simgpu.policies.registry import policy_names
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
+    "AllocationReport": "simgpu.explain.allocations",
     "at_batch": "simgpu.workloads.rescale.entry",
     "BuddyProfile": "simgpu.analysis.buddy_profile",
     "Comparison": "simgpu.experiments.compare",
@@ -79,10 +82,12 @@ _HOMES = {
     "Trace": "simgpu.trace.model",
     "Training": "simgpu.experiments.training",
     "compare": "simgpu.experiments.compare",
+    "explain_allocations": "simgpu.explain.allocations",
     "explain_result": "simgpu.explain.explanation",
     "memory_lower_bound": "simgpu.experiments.bounds",
     "time_lower_bound": "simgpu.experiments.bounds",
     "load_node": "simgpu.hardware.nodes",
+    "load_snapshot": "simgpu.importers.snapshot.load",
     "load_scenario": "simgpu.experiments.scenarios.load",
     "load_study": "simgpu.experiments.scenarios.load_study",
     "load_sweep": "simgpu.experiments.scenarios.load_sweep",
@@ -108,6 +113,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllocationReport",
     "BuddyProfile",
     "Comparison",
     "Explanation",
@@ -131,9 +137,11 @@ __all__ = [
     "__version__",
     "at_batch",
     "compare",
+    "explain_allocations",
     "explain_result",
     "load_node",
     "load_scenario",
+    "load_snapshot",
     "load_study",
     "load_sweep",
     "load_trace",

@@ -14,6 +14,7 @@ from simgpu.cli.settings import parse_size
 from simgpu.explain.allocations import TRIED, AllocationReport, explain_allocations
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.settings import PYTORCH_VERSION
+from simgpu.trace.allocations import short_line
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 
@@ -32,10 +33,19 @@ _SHOWN = 8
     multiple=True,
     help="Settings to try, as in PYTORCH_CUDA_ALLOC_CONF. Repeat for several.",
 )
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw memory and segments, as PNG, SVG or PDF."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
 def memory(
-    snapshot: Path, gpu: int | None, capacity: str | None, allocator: tuple[str, ...], as_json: bool, quiet: bool
+    snapshot: Path,
+    gpu: int | None,
+    capacity: str | None,
+    allocator: tuple[str, ...],
+    plot: Path | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Explain the PyTorch memory snapshot SNAPSHOT: peaks, fragmentation, out of memory, and what would help.
 
@@ -47,6 +57,7 @@ def memory(
     simgpu memory snapshot.pickle
     simgpu memory snapshot.pickle --capacity 16GiB
     simgpu memory snapshot.pickle --allocator max_split_size_mb:256
+    simgpu memory snapshot.pickle --plot memory.png
     """
     limit = None if capacity is None else parse_size(capacity, "--capacity")
     with progress(quiet) as say:
@@ -54,6 +65,11 @@ def memory(
         trace = load_snapshot(snapshot, gpu)
         say(f"repeating {len(trace.events)} events")
         report = explain_allocations(trace, limit, allocator or TRIED)
+        if plot is not None:
+            from simgpu.analysis.plots import save_figure  # loads matplotlib
+
+            say(f"drawing {plot}")
+            save_figure(report.plot(), plot)
     if as_json:
         click.echo(json.dumps(_document(report), indent=2))
         return
@@ -124,7 +140,7 @@ def _state(report: AllocationReport) -> Iterator[tuple[str, str]]:
 
 def _holders(report: AllocationReport) -> Iterator[tuple[str, ...]]:
     for holder in report.holders[:_SHOWN]:
-        yield short(holder.where), format_bytes(holder.bytes), str(holder.count)
+        yield short_line(holder.where), format_bytes(holder.bytes), str(holder.count)
     if rest := report.holders[_SHOWN:]:
         bytes, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
         yield f"{len(rest)} more lines", format_bytes(bytes), str(count)
@@ -132,20 +148,10 @@ def _holders(report: AllocationReport) -> Iterator[tuple[str, ...]]:
 
 def _pins(report: AllocationReport) -> Iterator[tuple[str, ...]]:
     for pin in report.pins[:_SHOWN]:
-        yield short(pin.where), format_bytes(pin.size), format_bytes(pin.free), f"{100 * pin.free / pin.size:.0f}%"
+        yield short_line(pin.where), format_bytes(pin.size), format_bytes(pin.free), f"{100 * pin.free / pin.size:.0f}%"
     if rest := report.pins[_SHOWN:]:
         size, free = sum(each.size for each in rest), sum(each.free for each in rest)
         yield f"{len(rest)} more segments", format_bytes(size), format_bytes(free), f"{100 * free / size:.0f}%"
-
-
-def short(where: str) -> str:
-    """A line of code with the last two parts of its path.
-
-    >>> short("/home/me/project/src/model.py:12 forward")
-    'src/model.py:12 forward'
-    """
-    path, space, function = where.partition(" ")
-    return "/".join(path.rsplit("/", 2)[-2:]) + space + function if ".py:" in path else where
 
 
 def _trials(report: AllocationReport) -> Iterator[tuple[str, ...]]:

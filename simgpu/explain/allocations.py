@@ -6,8 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
@@ -15,6 +17,9 @@ from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
 from simgpu.memory.caching.replay import replay
 from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction, Frame
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Settings that are tried, as in PYTORCH_CUDA_ALLOC_CONF.
 TRIED = (
@@ -81,7 +86,8 @@ class AllocationReport:
     equal_allocations, equal_segments: how many of the recorded ones the model of the allocator puts at the recorded
     address. requested, allocated, reserved: peaks in bytes. capacity: bytes for the allocator, None if not known.
     moment: the event whose state is described: the failure, else the peak of allocated bytes. state: reserved memory
-    at that moment. trials: the first has the recorded settings.
+    at that moment. levels: requested, allocated and reserved bytes after each event, one row each. where: the line of
+    code of each allocation. trials: the first has the recorded settings.
     """
 
     trace: AllocationTrace
@@ -101,6 +107,18 @@ class AllocationReport:
     holders: tuple[Holder, ...]
     pins: tuple[PinnedBy, ...]
     trials: tuple[SettingsTrial, ...]
+    levels: NDArray[np.int64]
+    where: tuple[str, ...]
+
+    def plot(self) -> Figure:
+        """The recording as a matplotlib figure: memory over events, above where each allocation was."""
+        from simgpu.analysis.allocation_plots import plot_allocations
+
+        trace, failure = self.trace, self.failure
+        shown = [holder.where for holder in self.holders]
+        failed = failure.event if failure is not None and failure.recorded else None
+        title = f"{trace.name}, GPU {trace.gpu}: {trace.tool}"
+        return plot_allocations(trace, self.levels, self.where, shown, failed=failed, title=title)
 
 
 def explain_allocations(
@@ -115,7 +133,7 @@ def explain_allocations(
     whole = AllocatorReproduction(trace, settings)
     levels = _levels(whole)
     failure, state, blocks = _failure(trace, settings, capacity)
-    moment = failure.event if failure is not None else int(np.argmax(levels))
+    moment = failure.event if failure is not None else int(np.argmax(levels[1]))
     if failure is None:
         at_peak = AllocatorReproduction(trace, settings).run(moment + 1)
         state, blocks = fragmentation(at_peak.allocator), at_peak.blocks
@@ -141,17 +159,20 @@ def explain_allocations(
         holders=tuple(_holders(blocks, where)),
         pins=tuple(_pins(state, blocks, where)),
         trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
+        levels=levels,
+        where=tuple(where),
     )
 
 
-def _levels(reproduction: AllocatorReproduction) -> list[int]:
-    """Run a reproduction event by event; allocated bytes after each."""
-    levels = []
+def _levels(reproduction: AllocatorReproduction) -> NDArray[np.int64]:
+    """Run a reproduction event by event; bytes requested, allocated and reserved after each."""
+    levels = np.zeros((3, max(len(reproduction.trace.events), 1)), dtype=np.int64)
+    counts = reproduction.allocator.statistics
     for number in range(len(reproduction.trace.events)):
         reproduction.run(number + 1)
-        levels.append(reproduction.allocator.statistics.allocated)
+        levels[:, number] = counts.requested, counts.allocated, counts.reserved
     reproduction.run()
-    return levels or [0]
+    return levels
 
 
 def _failure(

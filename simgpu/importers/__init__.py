@@ -15,6 +15,7 @@ from simgpu.importers.chakra import forms
 from simgpu.importers.chakra import load as chakra
 from simgpu.importers.kineto import load as kineto
 from simgpu.importers.options import ImportOptions
+from simgpu.importers.snapshot.load import is_snapshot
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import require_regular, unreadable
 from simgpu.trace.check import check_trace
@@ -117,6 +118,9 @@ def detect(path: str | Path) -> Importer:
                 return importer
     except OSError as error:
         raise unreadable(source, error) from None
+    if source.is_file() and is_snapshot(source):
+        what = "is a PyTorch memory snapshot: it has allocations, but no kernels"
+        raise InputError.single(source, "", what, f"explain it: simgpu memory {source}")
     known = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
 

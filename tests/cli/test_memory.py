@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from simgpu.explain.allocations import explain_allocations
+from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.device import ExclusiveDevice
 from simgpu.memory.caching.settings import parse
@@ -74,3 +76,20 @@ def test_other_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> 
     (tmp_path / "other.pickle").write_bytes(content)
     done = simgpu("memory", str(tmp_path / "other.pickle"))
     assert done.exit_code == 2 and done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_a_figure_shows_memory_above_the_map_of_segments(tmp_path: Path) -> None:
+    done = simgpu("memory", str(growing(tmp_path / "oom.pickle", total=62 * MIB)), "--plot", str(tmp_path / "oom.png"))
+    assert done.exit_code == 0 and (tmp_path / "oom.png").read_bytes().startswith(b"\x89PNG")
+    figure = explain_allocations(load_snapshot(tmp_path / "oom.pickle")).plot()
+    upper, lower = figure.axes
+    legend = [text.get_text() for axes in (upper, lower) for text in axes.get_legend().get_texts()]
+    assert legend[:4] == ["out of memory", "requested", "allocated", "reserved"]
+    assert "net/train.py:40 log" in legend
+    allocations = sum(event.allocation is not None for event in load_snapshot(tmp_path / "oom.pickle").events)
+    assert 0 < len(lower.collections[0].get_paths()) <= allocations
+
+
+def test_importing_a_snapshot_points_to_this_command(tmp_path: Path) -> None:
+    done = simgpu("trace", "import", str(growing(tmp_path / "loop.pickle")), "-o", str(tmp_path / "trace"))
+    assert done.exit_code == 2 and "it has allocations, but no kernels; explain it: simgpu memory" in done.stderr

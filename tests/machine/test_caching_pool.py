@@ -74,7 +74,7 @@ def test_a_run_fits_by_its_reserved_memory() -> None:
 
 def test_a_run_that_does_not_fit_says_what_the_allocator_has_reserved() -> None:
     """Of 38 MiB, one segment of 20 MiB leaves too little for a second one."""
-    with pytest.raises(OutOfMemoryError, match="has reserved 20 MiB, .* a request of 1 to 10 MiB has 20 MiB"):
+    with pytest.raises(OutOfMemoryError, match=r"has reserved 20 MiB, .* a request of 1 to 10 MiB has 20 MiB"):
         run(layers(*[3] * 10), memory=38 * MIB)
 
 

@@ -1,0 +1,143 @@
+"""Pictures of a recording of PyTorch's allocator: memory over its events, and where each allocation was.
+
+Loads matplotlib, so import it only where something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from simgpu.analysis.plots import RunFigure
+from simgpu.trace.allocations import AllocationTrace, AllocatorAction, short_line
+from simgpu.units import BYTE_UNITS
+
+_WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
+_RESERVED, _ALLOCATED, _REQUESTED = "#CC6677", "#DDAA33", "#4477AA"
+_OTHER, _FREE = "#BBBBBB", "#F2F2F2"
+_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44AA99")
+_FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
+
+
+class Extent(NamedTuple):
+    """Where and when an allocation was: numbers of its first and last event, address and bytes."""
+
+    begin: int
+    end: int
+    address: int
+    size: int
+
+
+def plot_allocations(
+    trace: AllocationTrace,
+    levels: NDArray[np.int64],
+    holders: Sequence[str] = (),
+    shown: Sequence[str] = (),
+    *,
+    failed: int | None = None,
+    title: str = "",
+) -> RunFigure:
+    """Requested, allocated and reserved memory above the map of segments, over the events of a recording.
+
+    levels: these bytes after each event, one row each. holders: the line of code of each allocation. shown: lines that
+    get a colour of their own, at most eight. failed: the event at which memory ran out.
+    """
+    figure = RunFigure(figsize=(_WIDTH_INCHES, _LEVELS_INCHES + _MAP_INCHES), layout="constrained")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(_LEVELS_INCHES, _MAP_INCHES))
+    if failed is not None:
+        for ax in (upper, lower):
+            ax.axvline(failed, label="out of memory", **_FAILURE)
+    _levels(upper, levels)
+    _segment_map(lower, trace, holders, shown[: len(_COLOURS)])
+    lower.set_xlim(0, max(len(trace.events), 1))
+    lower.set_xlabel("event")
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def extents(trace: AllocationTrace) -> list[Extent]:
+    """When and where each allocation was. Those that begin before the recording begin at 0."""
+    begins = [0] * len(trace.allocations)
+    ends = [len(trace.events)] * len(trace.allocations)
+    for number, event in enumerate(trace.events):
+        if event.allocation is None:
+            continue
+        if event.action == AllocatorAction.ALLOC:
+            begins[event.allocation] = number
+        elif event.action == AllocatorAction.FREE_COMPLETED:
+            ends[event.allocation] = number
+    return [
+        Extent(begin, end, each.address, each.block_bytes or each.size)
+        for begin, end, each in zip(begins, ends, trace.allocations, strict=True)
+    ]
+
+
+def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:
+    unit, name = _unit(int(levels.max(initial=1)))
+    requested, allocated, reserved = levels / unit
+    events = np.arange(levels.shape[1])
+    ax.fill_between(events, 0, requested, step="post", color=_REQUESTED, linewidth=0, label="requested")
+    ax.fill_between(events, requested, allocated, step="post", color=_ALLOCATED, linewidth=0, label="allocated")
+    ax.step(events, reserved, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel(f"memory ({name})")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+
+
+def _segment_map(ax: Axes, trace: AllocationTrace, holders: Sequence[str], shown: Sequence[str]) -> None:
+    """Each allocation as a rectangle: its events to the right, its addresses upwards; segments without gaps."""
+    starts, offsets, total = _compressed(trace)
+    unit, name = _unit(total)
+    colours = {line: _COLOURS[number] for number, line in enumerate(shown)}
+    boxes, faces = [], []
+    for number, each in enumerate(extents(trace)):
+        at = int(np.searchsorted(starts, each.address, side="right")) - 1
+        if at < 0:
+            continue
+        low = (offsets[at] + each.address - starts[at]) / unit
+        high = low + each.size / unit
+        boxes.append([(each.begin, low), (each.end, low), (each.end, high), (each.begin, high)])
+        faces.append(colours.get(holders[number], _OTHER) if number < len(holders) else _OTHER)
+    ax.set_facecolor(_FREE)
+    ax.add_collection(PolyCollection(boxes, facecolors=faces, linewidths=0, rasterized=True))
+    for offset in offsets[1:] if len(offsets) <= 60 else ():
+        ax.axhline(offset / unit, color="white", linewidth=0.5)
+    ax.set_ylim(0, max(total / unit, 1e-9))
+    ax.set_ylabel(f"address, segments only ({name})")
+    handles = [Patch(color=colours[line], label=_shortened(short_line(line))) for line in shown]
+    handles += [Patch(color=_OTHER, label="other allocations"), Patch(color=_FREE, label="free, or not reserved")]
+    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+
+
+def _compressed(trace: AllocationTrace) -> tuple[NDArray[np.int64], list[int], int]:
+    """All ranges of addresses that ever had memory: where they start, and where in the map; and their bytes."""
+    ranges = [(each.address, each.address + each.size) for each in (*trace.before, *trace.after)]
+    given = (AllocatorAction.SEGMENT_ALLOC, AllocatorAction.SEGMENT_MAP)
+    ranges += [(event.address, event.address + event.size) for event in trace.events if event.action in given]
+    joined: list[list[int]] = []
+    for start, end in sorted(ranges):
+        if joined and start < joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    sizes = [end - start for start, end in joined]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).tolist() if sizes else [0]
+    return np.array([start for start, _ in joined], dtype=np.int64), offsets[:-1], offsets[-1]
+
+
+def _unit(largest: int) -> tuple[int, str]:
+    name = next((unit for unit in ("GiB", "MiB", "KiB") if largest >= 2 * BYTE_UNITS[unit]), "B")
+    return BYTE_UNITS[name], name
+
+
+def _shortened(line: str, most: int = 38) -> str:
+    return line if len(line) <= most else f"...{line[-most + 3 :]}"
