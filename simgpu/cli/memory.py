@@ -13,7 +13,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
 from simgpu.explain.allocations import TRIED, AllocationReport, explain_allocations
 from simgpu.importers.snapshot.load import load_snapshot
-from simgpu.memory.caching.settings import PYTORCH_VERSION
+from simgpu.memory.caching.settings import PYTORCH_VERSIONS
 from simgpu.trace.allocations import short_line
 from simgpu.units import format_bytes
 from simgpu.version import __version__
@@ -95,7 +95,7 @@ def _facts(path: Path, report: AllocationReport) -> Iterator[tuple[str, str]]:
         if trace.settings is None
         else str(trace.settings.get("PYTORCH_CUDA_ALLOC_CONF") or "default")
     )
-    yield "allocator", f"PyTorch's, by its source of version {PYTORCH_VERSION}; settings: {recorded}"
+    yield "allocator", f"PyTorch's, as in versions {PYTORCH_VERSIONS}; settings: {recorded}"
     yield (
         "reproduced",
         (

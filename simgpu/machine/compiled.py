@@ -205,8 +205,8 @@ def _complete(
 
 @_machine
 def _grant(
-    streams: Any, numbers: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, spaces: Any,
-    log: Any, counts: Any, entries: Any, spans: Any,
+    streams: Any, numbers: Any, memory: Any, queues: Any, requests: Any, pieces: Any, addresses: Any, holes: Any,
+    blocks: Any, order: Any, log: Any, counts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Serve the queues for memory, first in, first out."""
     counts[FREED] = 0
@@ -214,7 +214,7 @@ def _grant(
         while queues[m, 0]:
             s = queues[m, 1]
             pc = streams[s, PC]
-            if not acquire(memory, m, requests, numbers[pc], pieces, addresses, spaces):
+            if not acquire(memory, m, requests, numbers[pc], pieces, addresses, holes, blocks, order):
                 break
             queues[m, 0] -= 1
             for k in range(1, queues[m, 0] + 1):
@@ -226,7 +226,7 @@ def _grant(
 @_machine
 def _go_on(
     streams: Any, s: Any, first: Any, repeats: Any, iterations: Any, own: Any, memory: Any, addresses: Any,
-    spaces: Any, uses: Any, layouts: Any,
+    blocks: Any, order: Any, uses: Any, layouts: Any,
 ) -> None:  # fmt: skip
     """Go on to the next repetition, segment or iteration, or finish; note the state of the GPU's memory."""
     streams[s, REPETITION] += 1
@@ -238,11 +238,11 @@ def _go_on(
             m, parity = own[s], streams[s, ITERATION] % 2
             if m >= 0:
                 uses[m, parity, 0], uses[m, parity, 1] = memory[m, LIVE], memory[m, USED]
-                if memory[m, PLACING] == CACHED:
-                    write_layout(memory, m, addresses, spaces[1], spaces[2], layouts[m, parity])
-                else:
-                    for b in range(addresses.shape[1]):
-                        layouts[m, parity, b] = addresses[m, b]
+                for b in range(addresses.shape[1]):
+                    layouts[m, parity, b] = addresses[m, b]
+                if blocks is not None:  # noqa: SIM102 - numba leaves out what this alone excludes
+                    if memory[m, PLACING] == CACHED:
+                        write_layout(memory, m, addresses, blocks, order, layouts[m, parity])
             streams[s, ITERATION] += 1
             if streams[s, ITERATION] == iterations:
                 streams[s, STATUS] = FINISHED
@@ -290,8 +290,8 @@ def _is_alone(streams: Any) -> Any:
 def execute(  # noqa: C901 - one branch per op, kept in one loop
     streams: Any, rows: Any, numbers: Any, first: Any, repeats: Any, iterations: Any, own: Any, copies: Any,
     engines: Any, links: Any, memory: Any, places: Any, queues: Any, requests: Any, pieces: Any, addresses: Any,
-    spaces: Any, events: Any, sources: Any, durations: Any, flows: Any, counts: Any, log: Any, uses: Any, layouts: Any,
-    entries: Any, spans: Any,
+    holes: Any, blocks: Any, order: Any, events: Any, sources: Any, durations: Any, flows: Any, counts: Any,
+    log: Any, uses: Any, layouts: Any, entries: Any, spans: Any,
 ) -> None:  # fmt: skip
     """Run until nothing can happen, or until the log is full; `counts` says how it ended. A run goes on when called
     again. `simgpu.machine.arrays` describes the arguments."""
@@ -305,7 +305,20 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
             # Waiting requests are granted after the releases of this instant and before its new requests.
             if counts[FREED] and (s < 0 or rows[streams[s, PC], 0] >= ACQUIRE):
                 _grant(
-                    streams, numbers, memory, queues, requests, pieces, addresses, spaces, log, counts, entries, spans
+                    streams,
+                    numbers,
+                    memory,
+                    queues,
+                    requests,
+                    pieces,
+                    addresses,
+                    holes,
+                    blocks,
+                    order,
+                    log,
+                    counts,
+                    entries,
+                    spans,
                 )
                 continue
             if s < 0:
@@ -325,10 +338,10 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     else:
                         streams[s, PC] = pc + 1
                 elif code == END:
-                    _go_on(streams, s, first, repeats, iterations, own, memory, addresses, spaces, uses, layouts)
+                    _go_on(streams, s, first, repeats, iterations, own, memory, addresses, blocks, order, uses, layouts)
                 elif code == RELEASE:
                     m = places[s, operand]
-                    if not release(memory, m, requests, number, pieces, addresses, spaces):
+                    if not release(memory, m, requests, number, pieces, addresses, holes, blocks, order):
                         counts[OUTCOME] = INCONSISTENT
                         return
                     _log(memory, m, counts[NOW], log)
@@ -345,7 +358,9 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                             alone = False
                 elif code == ACQUIRE:
                     m = places[s, operand]
-                    if queues[m, 0] or not acquire(memory, m, requests, number, pieces, addresses, spaces):
+                    if queues[m, 0] or not acquire(
+                        memory, m, requests, number, pieces, addresses, holes, blocks, order
+                    ):
                         queues[m, 0] += 1
                         queues[m, queues[m, 0]] = s
                         streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]

@@ -43,30 +43,37 @@ _WORTH_LOADING, _WORTH_COMPILING = 10**5, 10**7
 _MOST_BLOCKS = 2**20
 
 
+#: Holes, and the caching allocator's blocks and their order, None without it.
+_Spaces = tuple[Ints, Ints | None, Ints | None]
+
+
 @dataclass(slots=True)
 class _Past:
-    """How many instructions that the compiled machine has too were executed on SimPy."""
+    """How many instructions that the compiled machine has too were executed on SimPy. caching: whether its functions
+    with the caching allocator, which are others, are loaded."""
 
     executed: int = 0
+    caching: bool = False
 
 
 _past = _Past()
 
 
-def is_chosen(engine: Engine, program: Program, iterations: int) -> bool:
-    """Whether the compiled machine is wanted, or faster.
+def is_chosen(engine: Engine, program: Program, iterations: int, caching: bool = False) -> bool:
+    """Whether the compiled machine is wanted, or faster. caching: whether a memory has PyTorch's caching allocator.
 
     Loading its functions takes time, so it becomes faster when this process has executed so many instructions on SimPy,
     this run's included, that loading would have paid for itself. Without numba there are none.
     """
     if engine != "auto":
         return engine == "compiled"
-    if is_ready(_NAME, "execute"):
+    if _past.caching if caching else is_ready(_NAME, "execute"):
         return True
     if util.find_spec("numba") is None:
         return False
     _past.executed += iterations * sum(sum(map(len, each.streams.values())) * each.repeat for each in program.segments)
-    return _past.executed > (_WORTH_LOADING if is_cached(_NAME, "execute") else _WORTH_COMPILING)
+    loads = not caching and is_cached(_NAME, "execute")
+    return _past.executed > (_WORTH_LOADING if loads else _WORTH_COMPILING)
 
 
 def run_compiled(
@@ -112,7 +119,8 @@ def _run(
     del executed
     uses = np.zeros((len(memory), 2, 2), dtype=np.int64)
     # The caching allocator's free blocks follow the addresses.
-    layouts = np.full((len(memory), 2, addresses.shape[1] + 2 * spaces[1].shape[1]), -1, dtype=np.int64)
+    free = 0 if spaces[1] is None else 2 * spaces[1].shape[1]
+    layouts = np.full((len(memory), 2, addresses.shape[1] + free), -1, dtype=np.int64)
     entries = np.empty((2 * works + 2 * streams + 64, 4), dtype=np.int32)
     spans = np.empty((len(entries), 2), dtype=np.int64)
     queues = np.zeros((len(memory), streams + 1), dtype=np.int64)
@@ -121,11 +129,12 @@ def _run(
     arguments = (
         state, rows, tables.numbers, columns.first, columns.repeats, iterations, own, tables.copies,
         np.zeros((tables.engines + 1, 2 + streams), dtype=np.int64), links, memory,
-        tables.places, queues, tables.requests, tables.pieces, addresses, spaces,
+        tables.places, queues, tables.requests, tables.pieces, addresses, *spaces,
         np.zeros(len(columns.events) + 1, dtype=np.int64), tables.sources, tables.durations,
         np.zeros((streams, 6), dtype=np.int64), counts, log, uses, layouts,
     )  # fmt: skip
     machine.execute(*arguments, entries, spans)
+    _past.caching |= spaces[1] is not None
     while counts[machine.OUTCOME] == machine.FULL:
         entries = np.concatenate((entries, np.empty_like(entries)))
         spans = np.concatenate((spans, np.empty_like(spans)))
@@ -214,22 +223,23 @@ def _layout(layout: Ints, addresses: int) -> bytes:
     return layout[: addresses + end].tobytes()
 
 
-def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, spaces: tuple[Ints, Ints, Ints]) -> list[Unmet]:
+def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, spaces: _Spaces) -> list[Unmet]:
     """The first request in the queue of each memory that has one. at: the row of each stream."""
     from simgpu.machine import compiled_caching as caching
     from simgpu.machine import compiled_pools as pools
 
+    holes, blocks, order = spaces
     unmet = []
     for m in np.flatnonzero(queues[:, 0]).tolist():
         stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.PLACING] == pools.PLACED:
-            hole = int(spaces[0][m, : memory[m, pools.HOLES], 1].max(initial=0))
-        elif memory[m, pools.PLACING] == pools.CACHED:
+            hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
+        elif blocks is not None and order is not None and memory[m, pools.PLACING] == pools.CACHED:
             hole = int(memory[m, pools.LIMIT] - memory[m, caching.RESERVED])
             for kind in range(2):
-                free = spaces[2][m, kind, : memory[m, caching.FREE_BLOCKS + kind]]
-                hole = max(hole, int(spaces[1][m, free, caching.BYTES].max(initial=0)))
+                free = order[m, kind, : memory[m, caching.FREE_BLOCKS + kind]]
+                hole = max(hole, int(blocks[m, free, caching.BYTES].max(initial=0)))
         requested = tables.requests[tables.numbers[at[stream]], 1]
         unmet.append(Unmet(m, stream, int(requested), used, hole, int(memory[m, caching.RESERVED])))
     return unmet
@@ -248,7 +258,7 @@ def _memory_arrays(
     memories: Memories,
     executed: SmallInts,
     iterations: int,
-) -> tuple[Ints, Ints, tuple[Ints, Ints, Ints], Ints, list[int]]:
+) -> tuple[Ints, Ints, _Spaces, Ints, list[int]]:
     """State, addresses by block, spaces and log of each memory, with what it holds at the start, and where its part of
     the log begins."""
     from simgpu.machine import compiled_caching as caching
@@ -262,11 +272,10 @@ def _memory_arrays(
     held = [sum(1 for _ in each.allocator.blocks()) for each in placing if isinstance(each, CachingPool)]
     slots = max((count + min(4 * blocks, _MOST_BLOCKS) + 1024 for count in held), default=0)
     holes = np.zeros((len(memory), max(blocks, slots) + 3 if placing else 0, 2), dtype=np.int64)
-    spaces = (
-        holes,
-        np.zeros((len(memory), slots, 5), dtype=np.int64),
-        np.zeros((len(memory), 2, slots), dtype=np.int64),
-    )
+    spaces: _Spaces = holes, None, None
+    if slots:
+        cached = np.zeros((len(memory), slots, 5), dtype=np.int64)
+        spaces = holes, cached, np.zeros((len(memory), 2, slots), dtype=np.int64)
     asks = np.flatnonzero((code == RELEASE) | (code == ACQUIRE))
     places = tables.places[columns.streams_of(asks), columns.rows[asks, 1]]
     changes = iterations * np.bincount(places, executed[asks], minlength=len(memory)).astype(np.int64)
@@ -294,12 +303,13 @@ def _memory_arrays(
     return memory, addresses, spaces, log, begins.tolist()
 
 
-def _write_caching(pool: CachingPool, m: int, memory: Ints, addresses: Ints, spaces: tuple[Ints, Ints, Ints]) -> None:
+def _write_caching(pool: CachingPool, m: int, memory: Ints, addresses: Ints, spaces: _Spaces) -> None:
     """What a caching allocator holds at the start."""
     from simgpu.machine import compiled_caching as caching
     from simgpu.machine import compiled_pools as pools
 
     holes, blocks, order = spaces
+    assert blocks is not None and order is not None
     found = list(pool.device.free_addresses())
     memory[m, pools.HOLES] = len(found)
     holes[m, : len(found)] = table_of(found, 2)

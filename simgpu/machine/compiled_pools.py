@@ -1,8 +1,9 @@
 """The allocators of `simgpu.memory` over arrays, compiled. Imports numba.
 
 requests[r]: bytes without and with padding, bytes of buddy memory, and the first of its pieces, which end where those
-of the next request begin. spaces: three arrays. holes[m, h]: address and size of the holes of memory m, by address; of
-the caching allocator, between its segments. The others are the caching allocator's (`compiled_caching`).
+of the next request begin. holes[m, h]: address and size of the holes of memory m, by address; of the caching allocator,
+between its segments. blocks, order: the caching allocator's (`compiled_caching`), None if no memory has it; numba then
+leaves its code out, which would double the time of compiling.
 addresses[m, b]: of block b, -1 without memory; with the caching allocator, the number of its block.
 """
 
@@ -121,9 +122,8 @@ def _vacate(memory: Any, m: Any, start: Any, size: Any, holes: Any) -> None:
 
 
 @_memory
-def _segment(memory: Any, m: Any, size: Any, spaces: Any) -> Any:
+def _segment(memory: Any, m: Any, size: Any, holes: Any, blocks: Any, order: Any) -> Any:
     """A new segment for a rounded request; where there is too little memory, unused ones are freed. -1 without any."""
-    holes, blocks, order = spaces
     bytes = segment_size(size)
     if memory[m, RESERVED] + bytes > memory[m, LIMIT]:
         for kind in range(1, -1, -1):
@@ -140,9 +140,10 @@ def _segment(memory: Any, m: Any, size: Any, spaces: Any) -> Any:
 
 
 @_memory
-def _cache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+def _cache(
+    memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, holes: Any, blocks: Any, order: Any
+) -> Any:
     """Allocate blocks for pieces as the caching allocator does, all or nothing; their bytes, -1 without memory."""
-    _, blocks, order = spaces
     total = 0
     for p in range(first, end):
         size, b = pieces[p, 1], -1
@@ -152,11 +153,11 @@ def _cache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: An
         else:
             b = cached(memory, m, size, blocks, order)
             if b < 0:
-                b = _segment(memory, m, size, spaces)
+                b = _segment(memory, m, size, holes, blocks, order)
                 if b >= 0:
                     split(memory, m, b, size, blocks, order)
         if b < 0:
-            _uncache(memory, m, first, p, pieces, addresses, spaces)
+            _uncache(memory, m, first, p, pieces, addresses, blocks, order)
             return -1
         addresses[m, pieces[p, 0]] = b
         total += blocks[m, b, BYTES]
@@ -164,9 +165,8 @@ def _cache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: An
 
 
 @_memory
-def _uncache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+def _uncache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: Any, blocks: Any, order: Any) -> Any:
     """Free the blocks of pieces; their bytes, -1 if one has no memory."""
-    _, blocks, order = spaces
     total = 0
     for p in range(first, end):
         b = addresses[m, pieces[p, 0]]
@@ -179,19 +179,22 @@ def _uncache(memory: Any, m: Any, first: Any, end: Any, pieces: Any, addresses: 
 
 
 @_memory
-def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+def acquire(
+    memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any, blocks: Any, order: Any
+) -> Any:
     """Acquire request r, all or nothing; whether it fitted."""
     live, used, first, end = requests[r, 0], requests[r, 1], requests[r, 3], requests[r + 1, 3]
-    holes = spaces[0]
-    if memory[m, PLACING] == CACHED:
-        used = _cache(memory, m, first, end, pieces, addresses, spaces)
-        if used < 0:
-            return False
-    elif memory[m, PLACING] == COUNTED:
+    placing = memory[m, PLACING]
+    if blocks is not None:  # noqa: SIM102 - numba leaves out what this alone excludes
+        if placing == CACHED:
+            used = _cache(memory, m, first, end, pieces, addresses, holes, blocks, order)
+            if used < 0:
+                return False
+    if placing == COUNTED:
         if memory[m, USED] + used > memory[m, LIMIT]:
             return False
         memory[m, HIGH] = max(memory[m, HIGH], memory[m, USED] + used)
-    else:
+    elif placing == PLACED:
         high = memory[m, HIGH]
         for p in range(first, end):
             block, size, offset = pieces[p, 0], pieces[p, 1], pieces[p, 2]
@@ -212,15 +215,18 @@ def acquire(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: 
 
 
 @_memory
-def release(memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, spaces: Any) -> Any:
+def release(
+    memory: Any, m: Any, requests: Any, r: Any, pieces: Any, addresses: Any, holes: Any, blocks: Any, order: Any
+) -> Any:
     """Release request r; whether all of its blocks had memory."""
-    holes, used = spaces[0], requests[r, 1]
-    if memory[m, PLACING] == CACHED:
-        used = _uncache(memory, m, requests[r, 3], requests[r + 1, 3], pieces, addresses, spaces)
-        if used < 0:
-            return False
-    elif memory[m, PLACING] == PLACED:
-        for p in range(requests[r, 3], requests[r + 1, 3]):
+    used, first, end = requests[r, 1], requests[r, 3], requests[r + 1, 3]
+    if blocks is not None:  # noqa: SIM102 - numba leaves out what this alone excludes
+        if memory[m, PLACING] == CACHED:
+            used = _uncache(memory, m, first, end, pieces, addresses, blocks, order)
+            if used < 0:
+                return False
+    if memory[m, PLACING] == PLACED:
+        for p in range(first, end):
             start = addresses[m, pieces[p, 0]]
             if start < 0:
                 return False

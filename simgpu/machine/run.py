@@ -109,7 +109,7 @@ def run_program(
     ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()
     reason = machine.why_not_compiled
-    if not reason and is_chosen(engine, program, iterations):
+    if not reason and is_chosen(engine, program, iterations, caching=pool == "caching"):
         ran = run_compiled(checked, node, machine.engines, machine.memories, iterations)
         reason = "its times or sizes are too large for 64 bits"
     if isinstance(ran, StoppedRun):

@@ -106,6 +106,7 @@ def test_a_policy_that_plans_addresses_is_refused() -> None:
         run(layers(3, 3), "modnn")
 
 
+@pytest.mark.slow
 def test_the_compiled_engine_has_the_default_settings_and_says_so() -> None:
     def notes(allocator: str | None) -> list[str]:
         result = simgpu.simulate(layers(1), node(), "none", pool="caching", engine="compiled", allocator=allocator)

@@ -10,8 +10,9 @@ from simgpu.errors import InputError, Problem, did_you_mean
 
 MIB = 2**20
 
-#: The version of PyTorch whose sources the allocator follows.
-PYTORCH_VERSION = "2.13"
+#: The versions of PyTorch that the allocator follows: its rules by the source of 2.6, which recordings of 2.6 and 2.11
+#: confirm at every address, its settings by 2.13.
+PYTORCH_VERSIONS = "2.6 to 2.13"
 
 #: Sizes are multiples of this many bytes.
 MIN_BLOCK = 512
