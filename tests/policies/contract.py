@@ -113,6 +113,14 @@ def _outcome(
         return error
 
 
+def _pair(label: str, given: Parameters, trace: Any, first: bool) -> Any:
+    """A set of parameters with a trace; all but the first set are slow, and exhaustive on long recordings."""
+    name, marks = (trace, ()) if isinstance(trace, str) else (trace.values[0], trace.marks)
+    if not first:
+        marks = (pytest.mark.exhaustive if marks else pytest.mark.slow,)
+    return pytest.param(given, name, marks=marks, id=f"{label}-{name}")
+
+
 class PolicyContract:
     """Inherit, and name the policy and the parameter sets to test it with.
 
@@ -128,14 +136,16 @@ class PolicyContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         names = metafunc.fixturenames
-        if "parameters" in names:
-            label = [", ".join(f"{k}={v}" for k, v in given.items()) or "defaults" for given in self.parameter_sets]
-            # The other sets run with the slow tests.
-            first, *others = self.parameter_sets
-            sets = [pytest.param(first), *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
-            metafunc.parametrize("parameters", sets, ids=label)
-        if "trace_name" in names:
-            metafunc.parametrize("trace_name", slow_except(TRACES, *NETWORKS))
+        sets = {", ".join(f"{k}={v}" for k, v in given.items()) or "defaults": given for given in self.parameter_sets}
+        first = next(iter(sets))
+        traces = slow_except(TRACES, *NETWORKS) if "trace_name" in names else []
+        if "parameters" in names and traces:
+            pairs = [_pair(label, sets[label], trace, label == first) for label in sets for trace in traces]
+            metafunc.parametrize(("parameters", "trace_name"), pairs)
+        elif "parameters" in names:
+            metafunc.parametrize("parameters", list(sets.values()), ids=list(sets))
+        elif traces:
+            metafunc.parametrize("trace_name", traces)
         if "pool" in names:
             metafunc.parametrize("pool", self.pools)
 
