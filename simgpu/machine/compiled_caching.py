@@ -28,9 +28,10 @@ def _position(memory: Any, m: Any, kind: Any, size: Any, start: Any, blocks: Any
     """The first free block that is not before this size and address."""
     low, high = 0, memory[m, FREE_BLOCKS + kind]
     while low < high:
-        middle = (low + high) // 2
+        middle = (low + high) >> 1
         b = order[m, kind, middle]
-        if blocks[m, b, BYTES] < size or (blocks[m, b, BYTES] == size and blocks[m, b, START] < start):
+        bytes = blocks[m, b, BYTES]
+        if bytes < size or (bytes == size and blocks[m, b, START] < start):
             low = middle + 1
         else:
             high = middle
@@ -86,10 +87,11 @@ def segment_size(size: Any) -> Any:
 @_memory
 def _shift(m: Any, kind: Any, source: Any, target: Any, order: Any) -> None:
     """Move the gap at one place of the order to another."""
+    line = order[m, kind]
     for k in range(source, target):
-        order[m, kind, k] = order[m, kind, k + 1]
+        line[k] = line[k + 1]
     for k in range(source, target, -1):
-        order[m, kind, k] = order[m, kind, k - 1]
+        line[k] = line[k - 1]
 
 
 @_memory
