@@ -119,8 +119,8 @@ def detect(path: str | Path) -> Importer:
     except OSError as error:
         raise unreadable(source, error) from None
     if source.is_file() and is_snapshot(source):
-        what = "is a PyTorch memory snapshot: it has allocations, but no kernels"
-        raise InputError.single(source, "", what, f"explain it: simgpu memory {source}")
+        what = "looks like a PyTorch memory snapshot: these have allocations, but no kernels"
+        raise InputError.single(source, "", what, f"explain one with: simgpu memory {source}")
     known = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
 

@@ -92,4 +92,4 @@ def test_a_figure_shows_memory_above_the_map_of_segments(tmp_path: Path) -> None
 
 def test_importing_a_snapshot_points_to_this_command(tmp_path: Path) -> None:
     done = simgpu("trace", "import", str(growing(tmp_path / "loop.pickle")), "-o", str(tmp_path / "trace"))
-    assert done.exit_code == 2 and "it has allocations, but no kernels; explain it: simgpu memory" in done.stderr
+    assert done.exit_code == 2 and "allocations, but no kernels; explain one with: simgpu memory" in done.stderr

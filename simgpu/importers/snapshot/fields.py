@@ -9,6 +9,8 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.importers.quantities import integer, shown
 
+#: 256 TiB: all addresses of a process.
+_MOST_BYTES = 2**48
 _REMEDY = "give a snapshot as torch.cuda.memory._dump_snapshot writes it"
 
 
@@ -39,6 +41,13 @@ class Record:
         except ValueError as error:
             problem = f"{key}: {error}" if key in self._values else f"has no {key}"
             raise self.wrong(problem) from None
+
+    def bytes(self, key: str, default: int | None = None) -> int:
+        """A number of bytes, as `number`, that a device can have."""
+        value = self.number(key, default)
+        if value > _MOST_BYTES:
+            raise self.wrong(f"{key}: {value} is more than any device has")
+        return value
 
     def text(self, key: str) -> str:
         """A text, empty where the key is missing."""

@@ -58,8 +58,8 @@ class _Reader:
         action = _ACTIONS.get(name) if isinstance(name, str) else None
         if action is None:
             raise row.wrong(f"action: {shown(name)} is not known")
-        size, stream = row.number("size"), row.number("stream", 0)
-        address = row.number("device_free", 0) if "device_free" in row else row.number("addr", 0)
+        size, stream = row.bytes("size"), row.number("stream", 0)
+        address = row.bytes("device_free") if "device_free" in row else row.number("addr", 0)
         stack = self._stacks.of(row)
         allocation = None
         if action == AllocatorAction.ALLOC:

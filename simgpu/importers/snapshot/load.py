@@ -113,7 +113,7 @@ def _segments(records: list[Record], pools: _Pools, stacks: Stacks) -> tuple[lis
         kind = record.text("segment_type")
         if kind not in ("small", "large"):
             raise record.wrong(f"segment_type: {shown(kind)} is not small or large")
-        address, size, stream = (record.number(key) for key in ("address", "total_size", "stream"))
+        address, size, stream = record.number("address"), record.bytes("total_size"), record.number("stream")
         expandable = record.get("is_expandable") is True
         segments.append(
             (AllocatorSegment(address, size, stream, kind == "small", expandable, pools.of(record)), record)
@@ -132,11 +132,11 @@ def _blocks(segment: AllocatorSegment, record: Record, stacks: Stacks) -> list[A
     at, end = segment.address, segment.address + segment.size
     for number, values in enumerate(record.items("blocks")):
         block = Record(values, record.path, f"{record.place}, block {number}")
-        size = block.number("size")
+        size = block.bytes("size")
         if block.number("address", at) != at or at + size > end:
             raise block.wrong("does not begin where the block before it ends, or is outside the segment")
         if block.get("state") != "inactive":
-            found.append(ActiveBlock(at, block.number("requested_size", size), size, segment, stacks.of(block)))
+            found.append(ActiveBlock(at, block.bytes("requested_size", size), size, segment, stacks.of(block)))
         at += size
     if at != end:
         raise record.wrong(f"blocks have {at - segment.address} B of the segment's {segment.size} B")

@@ -134,9 +134,6 @@ class BlockPool:
         """All free blocks in their order."""
         return iter([self._by_address[key[2]] for key in self._keys])
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def insert_unmapped(self, block: MemoryBlock) -> None:
         """Add a range without memory."""
         insort(self._unmapped_keys, (block.stream, block.address))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from simgpu.errors import InputError
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.layout import restore
@@ -132,7 +133,12 @@ class AllocatorReproduction:
     def run(self, until: int | None = None) -> AllocatorReproduction:
         """Follow the events up to the one with this number, exclusively; to the end by default."""
         for number, event in enumerate(self.trace.events[self._next : until], self._next):
-            self._follow(number, event)
+            try:
+                self._follow(number, event)
+            except (AssertionError, KeyError, ValueError) as error:
+                # Segments that overlap, or blocks outside of segments: no allocator could have done this.
+                what = f"{event.action} of {event.size} B at {event.address:#x} contradicts earlier events"
+                raise InputError.single(self.trace.name, f"event {number}", what, "write the snapshot again") from error
             if self.device.others:
                 self.deviations += [Deviation(number, what) for what in self.device.others]
                 self.device.others = []

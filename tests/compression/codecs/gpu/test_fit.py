@@ -21,8 +21,8 @@ SURFACE = response_of(V100.gpu)
 
 
 def assert_same_fit(written: str, shipped: str) -> None:
-    """The same text with numbers within 0.2%: times are whole nanoseconds, so the best fit is that uncertain, and which
-    of the equally good ones comes out depends on the processor's rounding."""
+    """The same text with numbers within 0.2%: times are whole nanoseconds, so the best fit is that uncertain, and the
+    result depends on the processor's rounding."""
     number = re.compile(r"(?<![\w.])\d+\.\d+")
     assert number.sub("N", written) == number.sub("N", shipped)
     numbers = [[float(each) for each in number.findall(text)] for text in (written, shipped)]
