@@ -66,29 +66,43 @@ def fits_in_first(operands: Sequence[Any]) -> bool:
     return not first._is_view() and first.untyped_storage()._cdata != second.untyped_storage()._cdata
 
 
+def sums_in_place(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> dict[int, int]:
+    """Returns the first operand of each sum of gradients that is computed in place, by its result.
+
+    A sum is in place if its first operand was freed right after it.
+    """
+    result = {}
+    for place, kernel in enumerate(kernels):
+        if kernel.sums_gradients:
+            first, total = kernel.reads[0], kernel.writes[0]
+            freed = blocks[first].release == place and not blocks[first].persistent
+            if freed and blocks[first].bytes == blocks[total].bytes:
+                result[total] = first
+    return result
+
+
 def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tuple[list[KernelNote], list[BlockNote]]:
     """Returns the notes with each sum of gradients in place, if its first operand was freed right after it."""
     stands_for = list(range(len(blocks)))
     folded = list(blocks)
+    in_place = sums_in_place(kernels, blocks)
     summed = set()
     for place, kernel in enumerate(kernels):
-        if kernel.sums_gradients:
+        if kernel.sums_gradients and in_place.get(kernel.writes[0]) == kernel.reads[0]:
             first, result = kernel.reads[0], kernel.writes[0]
-            freed = blocks[first].release == place and not blocks[first].persistent
-            if freed and blocks[first].bytes == blocks[result].bytes:
-                root = stands_for[result] = stands_for[first]
-                created, lasting = blocks[root], blocks[result]
-                named = lasting if lasting.name else created
-                folded[root] = replace(
-                    created,
-                    release=lasting.release,
-                    kind=named.kind,
-                    name=named.name,
-                    layer=named.layer,
-                    entries=lasting.entries,
-                    dumped=created.dumped | lasting.dumped,
-                )
-                summed.add(place)
+            root = stands_for[result] = stands_for[first]
+            created, lasting = blocks[root], blocks[result]
+            named = lasting if lasting.name else created
+            folded[root] = replace(
+                created,
+                release=lasting.release,
+                kind=named.kind,
+                name=named.name,
+                layer=named.layer,
+                entries=lasting.entries,
+                dumped=created.dumped | lasting.dumped,
+            )
+            summed.add(place)
     retained = [number for number in range(len(blocks)) if stands_for[number] == number]
     renumbered = {number: place for place, number in enumerate(retained)}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from simgpu.errors import InputError
+from simgpu.recorder.allocations.log import AllocationLog
 from simgpu.recorder.notes import BlockNote
 from simgpu.trace.model import BlockKind
 
@@ -23,12 +24,14 @@ class Ledger:
 
     kernels: number of kernels recorded so far; the recording pass increments it.
     host: tensors that count as the host's although their device is the recorded one.
+    log: notes every allocation and free, if given.
     """
 
     device: torch.device
     host: InitVar[Sequence[torch.Tensor]] = ()
     blocks: list[BlockNote] = field(default_factory=list)
     kernels: int = 0
+    log: AllocationLog | None = None
     _living: dict[int, int] = field(default_factory=dict)
     _references: dict[int, Any] = field(default_factory=dict)
     _from_host: set[int] = field(default_factory=set)
@@ -69,6 +72,11 @@ class Ledger:
             self.blocks[self._enter(tensor, kind, layer)].persistent = True
             self.blocks[-1].name = name
 
+    def receive(self, tensor: torch.Tensor, kind: BlockKind, name: str) -> None:
+        """Enter a tensor that was copied from the host."""
+        if self.holds_memory(tensor) and self.find(tensor) is None:
+            self.blocks[self._enter(tensor, kind, None)].name = name
+
     def note_from_host(self, tensor: torch.Tensor) -> None:
         """Note that the host has just written this tensor; its block is entered when a kernel first accesses it."""
         if self.holds_memory(tensor) and self.find(tensor) is None:
@@ -104,6 +112,13 @@ class Ledger:
         self.blocks.append(note)
         return len(self.blocks) - 1
 
+    def moved_to_host(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor is on the host: its block is none of the device."""
+        self._on_host.add(self._storage(tensor)._cdata)
+        number = self.find(tensor)
+        if number is not None and self.log is not None:
+            self.log.on_host(number)
+
     def close(self) -> None:
         """End the iteration: blocks that are allocated now count as live at its end; later frees are ignored."""
         self._closed = True
@@ -116,6 +131,8 @@ class Ledger:
         self.blocks.append(BlockNote(storage.nbytes(), kind, layer, tuple(tensor.shape), dtype))
         self._living[key] = number
         self._references[number] = weakref.ref(storage, lambda _: self._let_go(number, key))
+        if self.log is not None:
+            self.log.allocated(number)
         return number
 
     def _let_go(self, number: int, key: int) -> None:
@@ -123,6 +140,8 @@ class Ledger:
             return
         del self._living[key], self._references[number]
         self.blocks[number].release = max(self.kernels - 1, 0)
+        if self.log is not None:
+            self.log.freed(number)
 
     @staticmethod
     def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

@@ -17,6 +17,7 @@ from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.operators import OperandAccess, access, operator_name, operator_purity
 from simgpu.recorder.scratch import ScratchMeter
+from simgpu.recorder.source_lines import own_lines
 from simgpu.recorder.timing import Signature, signature
 from simgpu.trace.model import BlockKind, Phase
 
@@ -83,6 +84,9 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._values.between_operators(self._ledger)
         layer = self._current_layer()
         self._scratch.start()
+        log = self._ledger.log
+        if log is not None:
+            log.begin_operator()
         returned = func(*args, **named)
         scratch = self._scratch.used()
         self.signatures.append(signature(func, returned))
@@ -93,7 +97,14 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         if not self._is_view(done):
             pure = operator_purity(func, args, named)
             self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned))
+            if log is not None:
+                log.end_operator(func, args, named, returned, self._places(done), own_lines())
         return returned
+
+    def _places(self, done: OperandAccess) -> dict[int, int]:
+        """Position in the returned value of each block that an operator created."""
+        numbers = ((self._ledger.find(tensor), place) for place, tensor in done.results)
+        return {number: place for number, place in numbers if number is not None}
 
     def _current_layer(self) -> str | None:
         """The running module, else in backward the layer of the autograd node, or of the previous node if none runs."""

@@ -176,7 +176,7 @@ class _ByWeight(nn.Module):
 
 class _ByChance(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if torch.rand(()) > 0.5 else x
+        return x * 2 if torch.rand(2).max() > 0.5 else x
 
 
 class _ByInput(nn.Module):
@@ -191,6 +191,44 @@ def test_reading_a_computed_or_random_value_is_refused_with_its_line(deciding: t
     number = deciding.forward.__code__.co_firstlineno + 1
     assert ": iteration, " in message and f"test_known_values.py:{number}: aten." in message
     assert "needs the values of a tensor" in message
+
+
+class _DropsLayers(nn.Module):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.neg() if torch.rand([]) < self.share else x
+
+
+@pytest.mark.parametrize(("share", "drops"), [(0.0, False), (1.0, True)])
+def test_a_single_random_number_decides_whether_a_layer_runs(share: float, drops: bool) -> None:
+    """As in ``layerdrop`` of Hugging Face models; the number is drawn on the host."""
+    run = kernels(modelled(lambda: named(fc=nn.Linear(4, 4), drop=_DropsLayers(share)), (2, 4)), "neg")
+    assert bool(run) is drops
+
+
+class _ByMask(nn.Module):
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = tokens.float()
+        return x.neg() if bool(torch.all(mask == 1)) else x
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_tokens_and_masks_of_the_batch_have_their_values(padded: bool) -> None:
+    """A mask of 200 x 1000 numbers takes more than other known values may."""
+    mask = torch.ones(200, 1000, dtype=torch.int64)
+    mask[0, 0] = 0 if padded else 1
+
+    def factory() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+        model = nn.Sequential()
+        model.mask, model.fc = _ByMask(), nn.Linear(1000, 2)
+        model.forward = lambda tokens, mask: model.fc(model.mask(tokens, mask))
+        return model, (torch.ones_like(mask), mask)
+
+    run = kernels(record(factory, batch=200, gpu="v100"), "neg")
+    assert bool(run) is not padded
 
 
 def test_a_large_tensor_read_in_a_constructor_is_refused_with_its_line() -> None:

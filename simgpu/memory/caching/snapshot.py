@@ -72,7 +72,7 @@ class SnapshotRecorder:
         return {
             "segments": self._segments(),
             "device_traces": [*traces, list(self._events)],
-            "allocator_settings": _settings(self.allocator.settings),
+            "allocator_settings": described_settings(self.allocator.settings),
             "external_annotations": [],
         }
 
@@ -132,7 +132,8 @@ def _state(block: MemoryBlock) -> str:
     return "active_allocated" if block.allocated else "active_pending_free" if block.active else "inactive"
 
 
-def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+def described_settings(settings: AllocatorSettings) -> dict[str, Any]:
+    """Settings as a snapshot states them."""
     divisions = settings.roundup_power2_divisions
     return {
         "PYTORCH_CUDA_ALLOC_CONF": settings.text(),

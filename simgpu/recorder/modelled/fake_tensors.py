@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
+    unset_fake_temporarily,
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
@@ -41,6 +42,9 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         super().__init__(allow_non_fake_inputs=True)
         #: Whether a gradient scaler read the result of its check; the result is always that all gradients are finite.
         self.took_as_finite = False
+        #: Whether an optimizer runs a step, and whether one read values; all that are not known are then one.
+        self.is_stepping = False
+        self.took_as_one = False
         self._checks = WeakIdKeyDictionary()
         self.known = KnownValues()
 
@@ -55,6 +59,8 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         elif func is torch.ops.aten._local_scalar_dense.default and args[0] in self._checks:
             self.took_as_finite = True
             return 0.0
+        elif func is torch.ops.aten._local_scalar_dense.default and self.is_stepping:
+            return self._value(args[0])
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
@@ -63,6 +69,14 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             # map each real tensor to one fake; `settle` does that here.
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
         return returned
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        """Returns the value of a single number that an optimizer reads; one if it is not known."""
+        known = self.known.value(tensor)
+        if known is not None:
+            return known
+        self.took_as_one = True
+        return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
     def settle(self, workload: Workload) -> Workload:
         """Called after the factory: returns the workload in training mode, with a fake tensor for every real one.
@@ -74,7 +88,9 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if isinstance(tensor, FakeTensor):
                 return tensor
-            return fakes.setdefault(id(tensor), self.from_tensor(tensor))
+            if id(tensor) not in fakes:
+                fakes[id(tensor)] = self.known.copied(tensor, self.from_tensor(tensor))
+            return fakes[id(tensor)]
 
         def faked(part: Any) -> Any:
             """Returns a module with fake tensors; a copy if it has real ones, which are not changed."""
@@ -91,7 +107,8 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         self.known.can_draw = False
         parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
         self.known.forget(parameter for part in parts for parameter in part.parameters())
-        self.known.forget((*settled.input_tensors().values(), *settled.labels))
+        given = (*settled.input_tensors().values(), *settled.labels)
+        self.known.forget(tensor for tensor in given if tensor.is_floating_point())
         self.allow_non_fake_inputs = False
         return settled
 
@@ -159,15 +176,17 @@ def _refusal(name: str, place: str, error: BaseException | None) -> InputError |
     return InputError.single(name, place, what, remedy)
 
 
-#: Bytes of the largest tensor with known values: a table of some thousand numbers, such as positions in a window.
-LIMIT = 64 * 1024
+#: Bytes of the largest tensor with known values: a table of some thousand numbers, such as positions in a window; for
+#: integers and yes-no values, also the tokens and masks of a batch.
+LIMIT, INTEGER_LIMIT = 64 * 1024, 4 * 2**20
 
 
 class KnownValues:
     """Real memory of small fake tensors, by storage.
 
     can_draw: whether operators that draw random numbers also run on real tensors: True in a factory, whose random state
-    is seeded; False in an iteration, where numbers drawn on the GPU are unknown.
+    is seeded; False in an iteration, where numbers drawn on the GPU are unknown. A single number is drawn there too: it
+    decides whether a layer runs (``layerdrop``), and is drawn on the host.
     """
 
     def __init__(self) -> None:
@@ -205,14 +224,14 @@ class KnownValues:
         as_fake: Callable[[torch.Tensor], torch.Tensor],
     ) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        real = self._real_tensors(tensors) if self._can_run(func) else None
+        real = self._real_tensors(tensors) if torch.Tag.inplace_view not in func.tags else None
         try:
             returned = run_fake()
         except (DataDependentOutputException, DynamicOutputShapeException):
             if real is None:
                 raise
             return self._answer(_call(func, args, kwargs, real), as_fake)
-        if real is not None and _is_small(returned):
+        if real is not None and _is_small(returned) and self._may_draw(func, returned):
             try:
                 values = _call(func, args, kwargs, real)
             except Exception:  # it has no CPU implementation, so its values are unknown
@@ -233,13 +252,27 @@ class KnownValues:
             else:
                 self._keep(tensor, None)
 
+    def copied(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+        """Returns the fake tensor, with a copy of the real one's values if it is small."""
+        if real.layout is torch.strided and _is_small(real):
+            with unset_fake_temporarily():
+                values = real.detach().clone()
+            self._remember([fake], [values])
+        return fake
+
     def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> None:
         done = access(func, args, kwargs, returned)
         self.forget([*done.overwritten, *done.changed])
 
-    def _can_run(self, func: Any) -> bool:
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        return torch.Tag.inplace_view not in func.tags and (self.can_draw or not draws)
+    def value(self, tensor: torch.Tensor) -> Any:
+        """Returns a single number; None if its value is unknown."""
+        real = self._real(tensor)
+        return None if real is None else real.item()
+
+    def _may_draw(self, func: Any, returned: Any) -> bool:
+        if self.can_draw or torch.Tag.nondeterministic_seeded not in func.tags:
+            return True
+        return isinstance(returned, torch.Tensor) and returned.numel() == 1
 
     def _real_tensors(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor] | None:
         """Returns a real tensor for each, by its id; None if the values of any are unknown."""
@@ -319,7 +352,8 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 def _is_small(value: Any) -> bool:
     """Returns whether all tensors in `value`, and their storages, are within the limit."""
     return all(
-        max(leaf.numel() * leaf.element_size(), leaf.untyped_storage().nbytes()) <= LIMIT
+        max(leaf.numel() * leaf.element_size(), leaf.untyped_storage().nbytes())
+        <= (LIMIT if leaf.is_floating_point() or leaf.is_complex() else INTEGER_LIMIT)
         for leaf in tree_leaves(value)
         if isinstance(leaf, torch.Tensor)
     )

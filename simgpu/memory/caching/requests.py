@@ -1,0 +1,130 @@
+"""A sequence of requests for memory, and the recording that an allocator makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simgpu.memory.caching.allocator import CachingAllocator
+from simgpu.memory.caching.blocks import MemoryBlock
+from simgpu.memory.caching.device import ExclusiveDevice
+from simgpu.memory.caching.fragmentation import mapped_ranges
+from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.memory.caching.snapshot import described_settings
+from simgpu.trace.allocations import (
+    Allocation,
+    AllocationTrace,
+    AllocatorAction,
+    AllocatorEvent,
+    AllocatorSegment,
+    Frame,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequest:
+    """An allocation of `size` bytes. stack: who requests it, innermost first. category: what it holds."""
+
+    size: int
+    stack: tuple[Frame, ...] = ()
+    category: str = ""
+
+
+@dataclass
+class RequestSequence:
+    """Allocations and frees in order, without addresses.
+
+    requests: every allocation, in order. order: one number per event: n allocates request n, ~n frees it.
+
+    >>> sequence = RequestSequence()
+    >>> sequence.free(sequence.allocate(MemoryRequest(1000)))
+    >>> sequence.order
+    [0, -1]
+    """
+
+    requests: list[MemoryRequest] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+
+    def allocate(self, request: MemoryRequest) -> int:
+        """Add an allocation; returns its number."""
+        self.requests.append(request)
+        self.order.append(len(self.requests) - 1)
+        return len(self.requests) - 1
+
+    def free(self, number: int) -> None:
+        """Add the end of an allocation."""
+        self.order.append(~number)
+
+
+def allocation_trace(
+    sequence: RequestSequence, name: str, tool: str, settings: AllocatorSettings | None = None, gpu: int = 0
+) -> AllocationTrace:
+    """What PyTorch's allocator does with these requests on a device of unlimited memory, as a recording.
+
+    >>> sequence = RequestSequence()
+    >>> sequence.free(sequence.allocate(MemoryRequest(1000)))
+    >>> [str(event.action) for event in allocation_trace(sequence, "one", "doctest").events]
+    ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
+    """
+    recording = _Recording(settings or AllocatorSettings())
+    for number in sequence.order:
+        if number >= 0:
+            recording.allocate(number, sequence.requests[number])
+        else:
+            recording.free(~number, sequence.requests[~number])
+    return AllocationTrace(
+        name=name,
+        gpu=gpu,
+        tool=tool,
+        allocations=tuple(recording.allocations),
+        events=tuple(recording.events),
+        before=(),
+        after=tuple(_segments(recording.allocator)),
+        stacks=tuple(recording.stacks),
+        settings=described_settings(recording.allocator.settings),
+    )
+
+
+class _Recording:
+    """An allocator, and what it did."""
+
+    def __init__(self, settings: AllocatorSettings) -> None:
+        self.allocator = CachingAllocator(ExclusiveDevice(None), settings)
+        self.allocator.observe = self._segment
+        self.allocations: list[Allocation] = []
+        self.events: list[AllocatorEvent] = []
+        self.stacks: dict[tuple[Frame, ...], int] = {}
+        self._held: dict[int, MemoryBlock] = {}
+
+    def allocate(self, number: int, request: MemoryRequest) -> None:
+        block = self.allocator.allocate(request.size)
+        assert block is not None
+        self._held[number] = block
+        stack = self.stacks.setdefault(request.stack, len(self.stacks)) if request.stack else None
+        address, size = block.address, request.size
+        self.allocations.append(
+            Allocation(size, address, stack=stack, category=request.category, block_bytes=block.size)
+        )
+        self.events.append(AllocatorEvent(AllocatorAction.ALLOC, number, address, size, stack=stack))
+
+    def free(self, number: int, request: MemoryRequest) -> None:
+        block = self._held.pop(number)
+        stack, address = self.allocations[number].stack, block.address
+        for action in (AllocatorAction.FREE_REQUESTED, AllocatorAction.FREE_COMPLETED):
+            self.events.append(AllocatorEvent(action, number, address, request.size, stack=stack))
+        self.allocator.free(block)
+
+    def _segment(self, action: str, address: int, size: int, stream: int) -> None:
+        self.events.append(AllocatorEvent(AllocatorAction(action), None, address, size, stream))
+
+
+def _segments(allocator: CachingAllocator) -> Sequence[AllocatorSegment]:
+    ranges = []
+    for blocks in mapped_ranges(allocator):
+        first, size = blocks[0], sum(block.size for block in blocks)
+        pool = first.pool
+        segment = AllocatorSegment(
+            first.address, size, first.stream, pool.small, first.region is not None, pool.private
+        )
+        ranges.append(segment)
+    return sorted(ranges, key=lambda segment: segment.address)

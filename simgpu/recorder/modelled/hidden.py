@@ -1,0 +1,102 @@
+"""Memory that CUDA operators allocate for themselves, in addition to their results.
+
+- Convolutions. cuDNN's tensor-core kernels need the channels last, so it converts contiguous operands and results: the
+  workspace has the size of operands, result and filter. A recording of VGG-13 on an H100 (PyTorch profiler, batch 512)
+  requests just that for 10 of 11 forward convolutions on tensor cores, within 0.1%, and for all backward ones, within
+  0.5%. Without tensor cores, the workspace is that of the time model's fastest algorithm. Depthwise convolutions of
+  contiguous float32 tensors run in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
+- Matrix products. PyTorch gives cuBLAS a workspace for each thread that calls it, and never frees it: 8,519,680 bytes,
+  32 MiB on Hopper (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of its own.
+- Layer normalization copies operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from simgpu.recorder.allocations.log import Hidden, Life
+from simgpu.recorder.modelled.operations import PRODUCTS, arguments, work_of
+from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
+
+#: Architectures whose tensor cores compute float32 convolutions as TF32, PyTorch's default.
+_TF32 = frozenset(("ampere", "ada", "hopper", "blackwell"))
+#: Those with tensor cores for half-precision numbers.
+_HALF = _TF32 | {"volta", "turing"}
+#: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.
+_ALIGNMENT = 16
+_PRODUCTS = frozenset(name for name in PRODUCTS if not name.startswith(("convolution", "_scaled_dot_product")))
+_WORKSPACE, _WORKSPACE_ON_HOPPER = 8_519_680, 32 * 2**20
+
+
+class CudaOperators:
+    """Returns the hidden memory of each call, on a GPU of this architecture.
+
+    prices: of convolutions without tensor cores; None where no time model is known for the GPU: they then count as
+    needing no workspace.
+    """
+
+    def __init__(self, architecture: str | None, prices: Prices | None = None) -> None:
+        self._architecture = architecture
+        self._prices = prices
+        recent = architecture in ("hopper", "blackwell")
+        self._cublas = _WORKSPACE_ON_HOPPER if recent else _WORKSPACE
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Sequence[Hidden]:
+        """The memory in addition to the results, in order."""
+        name = func._schema.name.removeprefix("aten::")
+        if name in _PRODUCTS:
+            thread = "forward" if torch._C._current_autograd_node() is None else "backward"
+            return (Hidden(self._cublas, 1, Life.LASTING, f"cuBLAS in {thread}"),)
+        if name == "convolution":
+            given = arguments(func, args, kwargs)
+            bytes_ = self._convolution(given["input"], given["weight"], returned, given["groups"], func, args, kwargs)
+            return (Hidden(bytes_, 1, Life.MOMENT, "cuDNN"),) if bytes_ else ()
+        if name == "convolution_backward":
+            given = arguments(func, args, kwargs)
+            x, weight, gradient = given["input"], given["weight"], given["grad_output"]
+            bytes_ = self._convolution(x, weight, gradient, given["groups"], func, args, kwargs, returned)
+            wanted = [place + 1 for place in range(2) if given["output_mask"][place]]
+            return tuple(Hidden(bytes_, place, Life.MOMENT, "cuDNN") for place in wanted) if bytes_ else ()
+        if name in ("native_layer_norm", "native_layer_norm_backward"):
+            given = arguments(func, args, kwargs)
+            operands = [given["input"]] + ([given["grad_out"]] if "grad_out" in given else [])
+            copied = [_bytes(each) for each in operands if not each.is_contiguous()]
+            return tuple(Hidden(bytes_, 0, Life.OPERATOR, "contiguous copy") for bytes_ in copied)
+        return ()
+
+    def _convolution(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        y: torch.Tensor,
+        groups: int,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returned: Any = None,
+    ) -> int:
+        """Bytes of workspace of each direction of a convolution."""
+        contiguous = x.is_contiguous()
+        if groups > 1 and groups == x.shape[1] and x.dtype is torch.float32 and contiguous:
+            return 0  # PyTorch's own depthwise kernel
+        if self._on_tensor_cores(x, weight):
+            return _bytes(x) + _bytes(y) + _bytes(weight) if contiguous else 0
+        if self._prices is None:
+            return 0
+        costs = algorithm_costs(self._prices, work_of(func, args, kwargs, y if returned is None else returned).operations)
+        return costs[0].workspace_bytes if costs else 0
+
+    def _on_tensor_cores(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        if x.dtype is torch.float32:
+            allowed = torch.backends.cudnn.allow_tf32 and self._architecture in _TF32
+        else:
+            allowed = x.dtype in (torch.float16, torch.bfloat16) and self._architecture in _HALF
+        step = _ALIGNMENT // x.element_size()
+        return bool(allowed and weight.shape[1] % step == 0 and weight.shape[0] % step == 0)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
