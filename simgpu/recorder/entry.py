@@ -138,7 +138,7 @@ def record(
     Traceback (most recent call last):
     simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
-    _check_arguments(batch, repetitions, warmup, epochs, date)
+    check_arguments(epochs, date, batch=batch, repetitions=repetitions, warmup=warmup)
     _check_snapshots(snapshots, dump_memory)
     specs = None if inputs is None else parse_inputs(inputs)
     if gpu is not None:
@@ -209,14 +209,20 @@ def record(
         raise shortage from error
 
 
-def _check_arguments(batch: int, repetitions: int, warmup: int, epochs: int, date: str | None) -> None:
+#: What the arguments that are counts from one on count.
+_COUNTED = {"batch": "samples", "repetitions": "iterations", "warmup": "iterations", "iterations": "iterations"}
+
+
+def check_arguments(epochs: int = 0, date: str | None = None, **counts: int) -> None:
+    """Raises `InputError` for arguments that are no counts, or no date.
+
+    >>> check_arguments(batch=0)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
+    """
     problems = [
-        Problem("record", name, f"{value!r} is not a number of {what}", "give a whole number >= 1")
-        for name, value, what in (
-            ("batch", batch, "samples"),
-            ("repetitions", repetitions, "iterations"),
-            ("warmup", warmup, "iterations"),
-        )
+        Problem("record", name, f"{value!r} is not a number of {_COUNTED[name]}", "give a whole number >= 1")
+        for name, value in counts.items()
         if type(value) is not int or value < 1
     ]
     if type(epochs) is not int or epochs < 0:

@@ -57,6 +57,7 @@ class Allocation:
     stack: int | None = None
     category: str = ""
     block_bytes: int | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

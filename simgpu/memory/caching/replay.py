@@ -55,8 +55,10 @@ def replay(
             allocator.empty_cache()
         if event.action == AllocatorAction.ALLOC:
             assert event.allocation is not None
-            if not _allocate(run, trace, event.allocation):
+            if not _allocate(run, trace, event.allocation) and not trace.allocations[event.allocation].optional:
                 return _stopped(run, number)
+        elif event.allocation is not None and event.allocation not in run.blocks:
+            pass  # an optional request that found no memory
         elif event.action == AllocatorAction.FREE_REQUESTED:
             _request_free(run, event.allocation)
         elif event.action == AllocatorAction.FREE_COMPLETED:

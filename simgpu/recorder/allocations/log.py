@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from simgpu.memory.caching.requests import MemoryRequest, RequestSequence
 from simgpu.recorder.notes import BlockNote
 from simgpu.trace.allocations import Frame
 from simgpu.trace.model import BlockKind
+from simgpu.trace.requests import MemoryRequest, MemoryRequests
 
 
 class Life(StrEnum):
-    """When an operator frees memory that it allocated for itself: at once, when it ends, or never."""
+    """When an operator frees memory that it allocated for itself: at once, when it ends, or never.
+
+    What it frees at once is a workspace; if there is no memory for it, the operator uses less.
+    """
 
     MOMENT = "moment"
     OPERATOR = "operator"
@@ -50,7 +53,7 @@ class AllocationLog:
     def __init__(self, hidden: HiddenMemory | None = None) -> None:
         self._hidden = hidden
         self._notes: list[_Note] = []
-        self._own: list[tuple[int, tuple[Frame, ...]]] = []
+        self._own: list[tuple[Hidden, tuple[Frame, ...]]] = []
         self._lasting: set[str] = set()
         self._lines: dict[int, tuple[Frame, ...]] = {}
         self._on_host: set[int] = set()
@@ -102,7 +105,7 @@ class AllocationLog:
         for each in hidden:
             if each.life is Life.LASTING and each.what in self._lasting:
                 continue
-            self._own.append((each.bytes, (Frame(f"workspace, {each.what}", operator, 0),)))
+            self._own.append((each, (Frame(f"workspace, {each.what}", operator, 0),)))
             number = -len(self._own)
             self._notes.append(_Note(number, is_free=False))
             if each.life is Life.MOMENT:
@@ -117,30 +120,28 @@ class AllocationLog:
         """A block turned out to be on the host."""
         self._on_host.add(block)
 
-    def requests(self, blocks: Sequence[BlockNote], in_place: Mapping[int, int]) -> RequestSequence:
-        """Returns the requests in order.
+    def add_requests(self, program: MemoryRequests, blocks: Sequence[BlockNote], in_place: Mapping[int, int]) -> None:
+        """Adds the requests, in order.
 
         blocks: all blocks of the loop. in_place: by block, the block whose memory it took over, whose free and whose
         own allocation are therefore not requests.
         """
-        sequence = RequestSequence()
         numbers: dict[int, int] = {}
         taken_over = set(in_place.values())
         for number, is_free in self._notes:
             if number in self._on_host:
                 continue
             if is_free and number not in taken_over:
-                sequence.free(numbers.pop(number))
+                program.free(numbers.pop(number))
             elif not is_free and number in in_place:
                 numbers[number] = numbers.pop(in_place[number])
             elif not is_free:
-                numbers[number] = sequence.allocate(self._request(number, blocks))
-        return sequence
+                numbers[number] = program.allocate(self._request(number, blocks))
 
     def _request(self, number: int, blocks: Sequence[BlockNote]) -> MemoryRequest:
         if number < 0:
-            bytes_, stack = self._own[-1 - number]
-            return MemoryRequest(bytes_, stack, str(BlockKind.WORKSPACE))
+            hidden, stack = self._own[-1 - number]
+            return MemoryRequest(hidden.bytes, stack, str(BlockKind.WORKSPACE), hidden.life is Life.MOMENT)
         block = blocks[number]
         operator = block.maker.rpartition("::")[2]
         what = f"{block.kind}, {operator}" if operator else str(block.kind)

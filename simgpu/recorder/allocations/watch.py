@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from simgpu.memory.caching.requests import RequestSequence
 from simgpu.recorder.allocations.log import AllocationLog, HiddenMemory
 from simgpu.recorder.allocations.loop import TrainingLoop, run_loop
 from simgpu.recorder.gradient_sums import sums_in_place
@@ -20,6 +19,7 @@ from simgpu.recorder.scratch import NoScratch
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import BlockKind
+from simgpu.trace.requests import MemoryRequests
 
 
 class LoopPass(StructurePass):
@@ -73,8 +73,9 @@ def watch_loop(
     loop: TrainingLoop,
     hidden: HiddenMemory,
     on_host: Callable[[torch.optim.Optimizer], list[torch.Tensor]],
-) -> tuple[torch.optim.Optimizer, RequestSequence]:
-    """Runs a loop; returns its optimizer, and all its requests for memory from ``model.to(device)`` on.
+    program: MemoryRequests,
+) -> torch.optim.Optimizer:
+    """Runs a loop, adds its requests to `program`, from ``model.to(device)`` on, and returns its optimizer.
 
     hidden: the memory that operators allocate for themselves. on_host: returns the optimizer state on the host.
     """
@@ -89,7 +90,8 @@ def watch_loop(
             optimizer = new_optimizer(workload.module)
             structure.stepped(optimizer)
             run_loop(workload, optimizer, loop, structure, partial(_step, workload, optimizer))
-    return optimizer, log.requests(ledger.blocks, sums_in_place(structure.kernels, ledger.blocks))
+    log.add_requests(program, ledger.blocks, sums_in_place(structure.kernels, ledger.blocks))
+    return optimizer
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:

@@ -70,6 +70,11 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
         return returned
 
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets the optimizer read values in its steps."""
+        optimizer.register_step_pre_hook(lambda *_: setattr(self, "is_stepping", True))
+        optimizer.register_step_post_hook(lambda *_: setattr(self, "is_stepping", False))
+
     def _value(self, tensor: torch.Tensor) -> Any:
         """Returns the value of a single number that an optimizer reads; one if it is not known."""
         known = self.known.value(tensor)

@@ -1,10 +1,12 @@
 """Memory that CUDA operators allocate for themselves, in addition to their results.
 
 - Convolutions. cuDNN's tensor-core kernels need the channels last, so it converts contiguous operands and results: the
-  workspace has the size of operands, result and filter. A recording of VGG-13 on an H100 (PyTorch profiler, batch 512)
-  requests just that for 10 of 11 forward convolutions on tensor cores, within 0.1%, and for all backward ones, within
-  0.5%. Without tensor cores, the workspace is that of the time model's fastest algorithm. Depthwise convolutions of
-  contiguous float32 tensors run in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
+  workspace has the size of operands, result and filter. A recording of VGG-13 on an H100 (PyTorch's profiler, batch
+  512) requests this, up to 512 bytes more, for eight of nine forward convolutions on tensor cores; the ninth does not
+  convert its result. Backward requests it for each direction, and up to 8.4 MB more. The first convolution, of three
+  channels, uses no tensor cores and no workspace. On GPUs whose tensor cores have no TF32, the workspace of float32
+  convolutions is that of the time model's fastest algorithm. Depthwise convolutions of contiguous float32 tensors run
+  in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
 - Matrix products. PyTorch gives cuBLAS a workspace for each thread that calls it, and never frees it: 8,519,680 bytes,
   32 MiB on Hopper (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of its own.
 - Layer normalization copies operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``).
@@ -22,9 +24,9 @@ from simgpu.recorder.modelled.operations import PRODUCTS, arguments, work_of
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 #: Architectures whose tensor cores compute float32 convolutions as TF32, PyTorch's default.
-_TF32 = frozenset(("ampere", "ada", "hopper", "blackwell"))
+TF32 = frozenset(("ampere", "ada", "hopper", "blackwell"))
 #: Those with tensor cores for half-precision numbers.
-_HALF = _TF32 | {"volta", "turing"}
+_HALF = TF32 | {"volta", "turing"}
 #: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.
 _ALIGNMENT = 16
 _PRODUCTS = frozenset(name for name in PRODUCTS if not name.startswith(("convolution", "_scaled_dot_product")))
@@ -91,7 +93,7 @@ class CudaOperators:
 
     def _on_tensor_cores(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         if x.dtype is torch.float32:
-            allowed = torch.backends.cudnn.allow_tf32 and self._architecture in _TF32
+            allowed = torch.backends.cudnn.allow_tf32 and self._architecture in TF32
         else:
             allowed = x.dtype in (torch.float16, torch.bfloat16) and self._architecture in _HALF
         step = _ALIGNMENT // x.element_size()

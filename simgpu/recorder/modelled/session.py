@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from simgpu.errors import InputError, SimgpuError
 from simgpu.hardware.spec import GpuSpec
+from simgpu.recorder.allocations.loop import TrainingLoop
+from simgpu.recorder.allocations.watch import watch_loop
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import Autocasts, compute_format, watched
 from simgpu.recorder.environment import tool_name
@@ -20,8 +23,9 @@ from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
-from simgpu.recorder.modelled.fake_tensors import fake_tensors
+from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
+from simgpu.recorder.modelled.hidden import TF32, CudaOperators
 from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
@@ -38,14 +42,16 @@ from simgpu.recorder.unsupported import refuse_unsupported
 from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, Trace, TraceInfo
+from simgpu.trace.requests import MemoryRequests
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.prices import Prices
 
 #: Device of the fake tensors: every build of PyTorch can create fake CPU tensors.
 _CPU = torch.device("cpu")
-#: Note on the assumption under which a gradient scaler decides not to skip the step.
+#: Notes on the assumptions under which a gradient scaler does not skip the step, and an optimizer decides.
 _FINITE = " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
+_ONE = " The optimizer reads values of tensors, which do not exist; they are taken to be one."
 
 
 @dataclass(frozen=True)
@@ -76,21 +82,9 @@ class ModelledSession:
     def run(self) -> Trace:
         """Runs the model on fake tensors and returns the trace."""
         prices = self.time_model(self.gpu)
-        new_optimizer = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
-        forms = gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext()
         with ExitStack() as stack:
-            autocasts = stack.enter_context(self._autocast())
-            factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-            stack.enter_context(refuse_unsupported(self.name))
-            stack.enter_context(own_random_state(_CPU, seed=0))
-            mode = stack.enter_context(fake_tensors(self.name))
-            stack.enter_context(forms)
-            workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
-            scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
-            workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
-            optimizer = make_optimizer(new_optimizer, workload.module)
-            if self.as_on_gpu:
-                step_as_on_gpu(optimizer)
+            mode, workload, autocasts = self._prepared(stack)
+            optimizer = self._optimizer(mode, workload.module)
             self._warm_up(workload, optimizer)
             self.progress(f"tracing {self.name}")
             with no_garbage_collection():
@@ -116,9 +110,49 @@ class ModelledSession:
         ]
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
-        finite = _FINITE if mode.took_as_finite else ""
-        info = replace(info, notes=f"{info.notes}{finite}{autocasts.notes}")
+        info = replace(info, notes=f"{info.notes}{_assumed(mode)}{autocasts.notes}")
         return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
+
+    def requests(self, loop: TrainingLoop) -> MemoryRequests:
+        """Runs a training loop on fake tensors and returns its requests for memory."""
+        program = MemoryRequests(self.name, f"{tool_name()} (fake tensors) for {self.gpu.name}")
+        with ExitStack() as stack:
+            mode, workload, _ = self._prepared(stack)
+            self.progress(f"running {loop.iterations} iterations of {self.name} without a device")
+            hidden = CudaOperators(self.gpu.architecture, self._prices_of_older_gpus())
+            stack.enter_context(no_garbage_collection())
+            stack.enter_context(self._explained())
+            watch_loop(workload, partial(self._optimizer, mode), loop, hidden, self._on_host, program)
+        return program
+
+    def _prices_of_older_gpus(self) -> Prices | None:
+        """The time model of a GPU whose convolutions of float32 run without matrix units, if it is described in full."""
+        if self.gpu.architecture in TF32 or self.gpu.architecture is None:
+            return None
+        try:
+            return self.time_model(self.gpu)
+        except InputError:
+            return None
+
+    def _prepared(self, stack: ExitStack) -> tuple[FakeTensors, Workload, Autocasts]:
+        """Enters the contexts of a run without a device; returns the workload on fake tensors."""
+        autocasts = stack.enter_context(self._autocast())
+        factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
+        stack.enter_context(refuse_unsupported(self.name))
+        stack.enter_context(own_random_state(_CPU, seed=0))
+        mode = stack.enter_context(fake_tensors(self.name))
+        stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
+        workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
+        scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
+        return mode, workload._replace(hold_output=self.hold_output, scaler=scaler), autocasts
+
+    def _optimizer(self, mode: FakeTensors, module: torch.nn.Module) -> torch.optim.Optimizer:
+        new = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        optimizer = make_optimizer(new, module)
+        mode.watch(optimizer)
+        if self.as_on_gpu:
+            step_as_on_gpu(optimizer)
+        return optimizer
 
     def _autocast(self) -> AbstractContextManager[Autocasts]:
         """Tracks autocast; with `as_on_gpu`, it also chooses formats by CUDA's rules."""
@@ -126,8 +160,14 @@ class ModelledSession:
 
     def _warm_up(self, workload: Workload, optimizer: torch.optim.Optimizer) -> None:
         """Runs one iteration, so that the optimizer's state exists."""
-        try:
+        with self._explained():
             run_iteration(workload, optimizer, NoWatcher())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises `InputError` naming the model if an iteration fails."""
+        try:
+            yield
         except SimgpuError:
             raise
         except Exception as error:
@@ -172,3 +212,7 @@ class ModelledSession:
             date=self.date,
             notes=notes,
         )
+
+
+def _assumed(mode: FakeTensors) -> str:
+    return (_FINITE if mode.took_as_finite else "") + (_ONE if mode.took_as_one else "")

@@ -1,9 +1,8 @@
-"""A sequence of requests for memory, and the recording that an allocator makes of it."""
+"""What the allocator does with a program's requests, as a recording."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
@@ -19,63 +18,27 @@ from simgpu.trace.allocations import (
     AllocatorSegment,
     Frame,
 )
+from simgpu.trace.requests import MemoryRequest, MemoryRequests
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRequest:
-    """An allocation of `size` bytes. stack: who requests it, innermost first. category: what it holds."""
+def allocation_trace(program: MemoryRequests, settings: AllocatorSettings | None = None) -> AllocationTrace:
+    """What PyTorch's allocator does with these requests on a device of unlimited memory.
 
-    size: int
-    stack: tuple[Frame, ...] = ()
-    category: str = ""
-
-
-@dataclass
-class RequestSequence:
-    """Allocations and frees in order, without addresses.
-
-    requests: every allocation, in order. order: one number per event: n allocates request n, ~n frees it.
-
-    >>> sequence = RequestSequence()
-    >>> sequence.free(sequence.allocate(MemoryRequest(1000)))
-    >>> sequence.order
-    [0, -1]
-    """
-
-    requests: list[MemoryRequest] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)
-
-    def allocate(self, request: MemoryRequest) -> int:
-        """Add an allocation; returns its number."""
-        self.requests.append(request)
-        self.order.append(len(self.requests) - 1)
-        return len(self.requests) - 1
-
-    def free(self, number: int) -> None:
-        """Add the end of an allocation."""
-        self.order.append(~number)
-
-
-def allocation_trace(
-    sequence: RequestSequence, name: str, tool: str, settings: AllocatorSettings | None = None, gpu: int = 0
-) -> AllocationTrace:
-    """What PyTorch's allocator does with these requests on a device of unlimited memory, as a recording.
-
-    >>> sequence = RequestSequence()
-    >>> sequence.free(sequence.allocate(MemoryRequest(1000)))
-    >>> [str(event.action) for event in allocation_trace(sequence, "one", "doctest").events]
+    >>> program = MemoryRequests("one", "hand")
+    >>> program.free(program.allocate(MemoryRequest(1000)))
+    >>> [str(event.action) for event in allocation_trace(program).events]
     ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
     """
     recording = _Recording(settings or AllocatorSettings())
-    for number in sequence.order:
+    for number in program.order:
         if number >= 0:
-            recording.allocate(number, sequence.requests[number])
+            recording.allocate(number, program.requests[number])
         else:
-            recording.free(~number, sequence.requests[~number])
+            recording.free(~number, program.requests[~number])
     return AllocationTrace(
-        name=name,
-        gpu=gpu,
-        tool=tool,
+        name=program.name,
+        gpu=0,
+        tool=program.tool,
         allocations=tuple(recording.allocations),
         events=tuple(recording.events),
         before=(),
@@ -103,7 +66,14 @@ class _Recording:
         stack = self.stacks.setdefault(request.stack, len(self.stacks)) if request.stack else None
         address, size = block.address, request.size
         self.allocations.append(
-            Allocation(size, address, stack=stack, category=request.category, block_bytes=block.size)
+            Allocation(
+                size,
+                address,
+                stack=stack,
+                category=request.category,
+                block_bytes=block.size,
+                optional=request.optional,
+            )
         )
         self.events.append(AllocatorEvent(AllocatorAction.ALLOC, number, address, size, stack=stack))
 
