@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import click
 
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_size
-from simgpu.explain.allocations import TRIED, AllocationReport, explain_allocations
+from simgpu.explain.allocations import TRIED, AllocationReport, Holder, explain_allocations
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
 from simgpu.trace.allocations import short_line
@@ -78,7 +78,10 @@ def memory(
     screen.print()
     screen.print(facts(_state(report)))
     screen.print()
-    screen.print(table(("held by", "bytes", "allocations"), _holders(report), unbroken=(1, 2)))
+    if report.contents:
+        screen.print(table(("holds", "bytes", "allocations"), _holders(report.contents), unbroken=(1, 2)))
+        screen.print()
+    screen.print(table(("held by", "bytes", "allocations"), _holders(report.holders), unbroken=(1, 2)))
     if report.pins:
         screen.print()
         screen.print(table(("segment held by", "size", "free", "share"), _pins(report), unbroken=(1, 2, 3)))
@@ -138,10 +141,10 @@ def _state(report: AllocationReport) -> Iterator[tuple[str, str]]:
         yield "unusable", f"{format_bytes(state.too_small)} in free blocks that cannot serve this request"
 
 
-def _holders(report: AllocationReport) -> Iterator[tuple[str, ...]]:
-    for holder in report.holders[:_SHOWN]:
+def _holders(holders: Sequence[Holder]) -> Iterator[tuple[str, ...]]:
+    for holder in holders[:_SHOWN]:
         yield short_line(holder.where), format_bytes(holder.bytes), str(holder.count)
-    if rest := report.holders[_SHOWN:]:
+    if rest := holders[_SHOWN:]:
         bytes, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
         yield f"{len(rest)} more lines", format_bytes(bytes), str(count)
 

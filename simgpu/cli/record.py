@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 import click
 
 from simgpu.cli.group import wrapped
+from simgpu.cli.record_memory import predict
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
 from simgpu.cli.suggestions import nodes, suggest
 from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
 from simgpu.compression.codecs.measure import BY_ENTRY, entries_in, sizes_in
 from simgpu.compression.codecs.registry import codec_names
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.nodes import load_node
 from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.recorder import record as record_model
+from simgpu.recorder.allocations.entry import DEFAULT_ITERATIONS, ZERO_GRAD
 from simgpu.recorder.inputs import named_inputs
 from simgpu.trace.folder import write_trace
 
@@ -118,6 +124,23 @@ _ROUGH = (
 @click.option(
     "--snapshots", metavar="N", type=_POSITIVE, help="With --dump-memory: number of snapshots.  [default: 10]"
 )
+@click.option(
+    "--iterations",
+    metavar="N",
+    type=_POSITIVE,
+    help=f"With --gpu: iterations of the loop whose memory is predicted.  [default: {DEFAULT_ITERATIONS}]",
+)
+@click.option(
+    "--zero-grad",
+    type=click.Choice(ZERO_GRAD),
+    help="With --gpu: where the loop calls optimizer.zero_grad().  [default: start]",
+)
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --gpu: write the predicted allocations as a PyTorch memory snapshot, for 'simgpu memory'.",
+)
 @click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until backward ends.")
 @click.option("--grad-scaler", is_flag=True, help="Scale gradients with torch.amp.GradScaler.")
 @click.option("--algorithms", is_flag=True, help="Also measure alternative convolution algorithms.")
@@ -141,6 +164,9 @@ def record(
     save_maps: Path | None,
     dump_memory: Path | None,
     snapshots: int | None,
+    iterations: int | None,
+    zero_grad: str | None,
+    snapshot: Path | None,
     hold_output: bool,
     grad_scaler: bool,
     algorithms: bool,
@@ -148,6 +174,8 @@ def record(
     quiet: bool,
 ) -> None:
     """Run a training iteration of MODEL and write its trace. With --gpu, estimate the trace without running.
+
+    With --gpu, also predict the memory that PyTorch's allocator needs for a training loop on that GPU.
 
     MODEL is a built-in model, or module.path:factory, which names a function of yours. The function returns a torch
     module (then give --input), (module, inputs), or (module, inputs, labels, loss); a last element with batches to
@@ -166,6 +194,7 @@ def record(
     simgpu record digits-cnn --batch 64 --epochs 4 --codec bpc \\
         --dump-memory dump -o digits-entries
     """
+    loop = _loop(gpu, iterations=iterations, zero_grad=zero_grad, snapshot=snapshot)
     refuse_another(output, force)
     refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
@@ -195,11 +224,42 @@ def record(
         )
         say(f"writing {output}")
         write_trace(trace, output)
+        memory = None
+        if gpu is not None:
+            memory = predict(
+                model,
+                load_node(gpu).gpu,
+                snapshot,
+                say,
+                batch=batch,
+                inputs=named_inputs(inputs) if inputs else None,
+                optimizer=optimizer,
+                hold_output=hold_output,
+                grad_scaler=grad_scaler,
+                **loop,
+            )
     Screen().print(facts(trace.facts()))
+    if memory is not None:
+        Screen().print("")
+        Screen().print(facts(memory))
     show_written(output, gpu or "NODE")
+    if snapshot is not None:
+        click.echo(f"memory snapshot written to {snapshot}; to explain it: simgpu memory {shlex.quote(str(snapshot))}")
     if save_maps is not None:
         click.echo(f"feature maps written to {save_maps}")
     if dump_memory is not None:
         click.echo(f"memory snapshots written to {dump_memory}")
     if trace.is_rough:
         click.echo(f"\n{wrapped(_ROUGH, before=0)}", err=True)
+
+
+def _loop(gpu: str | None, **given: object) -> dict[str, Any]:
+    """The loop's arguments that were given; without a GPU they have no meaning."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if gpu is None and chosen:
+        problems = [
+            Problem("record", f"--{name.replace('_', '-')}", "predicts the memory of a GPU", "add --gpu NODE")
+            for name in chosen
+        ]
+        raise InputError(problems)
+    return {name: value for name, value in chosen.items() if name != "snapshot"}

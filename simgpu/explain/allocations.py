@@ -15,8 +15,10 @@ from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
 from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
 from simgpu.memory.caching.replay import replay
+from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction, Frame
+from simgpu.trace.requests import MemoryRequests
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,8 +88,9 @@ class AllocationReport:
     equal_allocations, equal_segments: how many of the recorded ones the model of the allocator puts at the recorded
     address. requested, allocated, reserved: peaks in bytes. capacity: bytes for the allocator, None if not known.
     moment: the event whose state is described: the failure, else the peak of allocated bytes. state: reserved memory
-    at that moment. levels: requested, allocated and reserved bytes after each event, one row each. where: the line of
-    code of each allocation. trials: the first has the recorded settings.
+    at that moment. holders, contents: allocated bytes at that moment by line of code, and by what they hold where the
+    recording says so. levels: requested, allocated and reserved bytes after each event, one row each. where: the line
+    of code of each allocation. trials: the first has the recorded settings.
     """
 
     trace: AllocationTrace
@@ -105,6 +108,7 @@ class AllocationReport:
     moment: int
     state: Fragmentation
     holders: tuple[Holder, ...]
+    contents: tuple[Holder, ...]
     pins: tuple[PinnedBy, ...]
     trials: tuple[SettingsTrial, ...]
     levels: NDArray[np.int64]
@@ -122,13 +126,15 @@ class AllocationReport:
 
 
 def explain_allocations(
-    trace: AllocationTrace, capacity: int | None = None, tried: Sequence[str] = TRIED
+    trace: AllocationTrace | MemoryRequests, capacity: int | None = None, tried: Sequence[str] = TRIED
 ) -> AllocationReport:
-    """Explain a recording of PyTorch's allocator.
+    """Explain a recording of PyTorch's allocator, or what it would do with a program's requests.
 
     capacity: bytes of the device for the allocator; by default what it had when the recording ran out of memory, if it
     did. tried: settings to try, as in PYTORCH_CUDA_ALLOC_CONF.
     """
+    if isinstance(trace, MemoryRequests):
+        trace = allocation_trace(trace)
     settings = AllocatorSettings.of_snapshot(trace.settings)
     whole = AllocatorReproduction(trace, settings)
     levels = _levels(whole)
@@ -157,6 +163,7 @@ def explain_allocations(
         moment=moment,
         state=state,
         holders=tuple(_holders(blocks, where)),
+        contents=tuple(_contents(blocks, trace)),
         pins=tuple(_pins(state, blocks, where)),
         trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
         levels=levels,
@@ -248,6 +255,11 @@ def _holders(blocks: Mapping[int, MemoryBlock], where: Sequence[str]) -> list[Ho
     return [
         Holder(line, bytes, counts[line]) for line, bytes in sorted(sizes.items(), key=lambda each: (-each[1], each[0]))
     ]
+
+
+def _contents(blocks: Mapping[int, MemoryBlock], trace: AllocationTrace) -> list[Holder]:
+    categories = [each.category.replace("_", " ") or "not recorded" for each in trace.allocations]
+    return _holders(blocks, categories) if any(each.category for each in trace.allocations) else []
 
 
 def _pins(state: Fragmentation, blocks: Mapping[int, MemoryBlock], where: Sequence[str]) -> Iterable[PinnedBy]:

@@ -1,35 +1,47 @@
-"""Lines of the user's own code that run: those in no installed package, not in PyTorch, and not in simgpu."""
+"""The line of code that runs an operator: the innermost that is not PyTorch's own, such as one of a ``forward``."""
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from functools import lru_cache
+from os import sep
 from pathlib import Path
 
 import torch
 
 from simgpu.trace.allocations import Frame
 
-_LIBRARY = tuple({sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
-_SIMGPU = str(Path(__file__).parents[1]) + os.sep
-_TORCH = torch.__path__[0] + os.sep
-#: Lines that are kept of each stack.
-_MOST = 4
+#: Folders of installed packages, and of what is no code of a model.
+_INSTALLED = tuple({sysconfig.get_paths()[kind] + sep for kind in ("purelib", "platlib")})
+_RECORDER = Path(__file__).parent
+#: Modules of this package that run the user's code.
+_CALLERS = frozenset(
+    str(_RECORDER / path) for path in ("arguments.py", "iteration.py", "allocations/loop.py", "allocations/watch.py")
+)
+_SKIPPED = (
+    "<",
+    str(_RECORDER.parent) + sep,
+    torch.__path__[0] + sep,
+    sysconfig.get_paths()["scripts"] + sep,
+)
+_LIBRARY = sysconfig.get_paths()["stdlib"] + sep
 
 
-def own_lines() -> tuple[Frame, ...]:
-    """The lines of the user's code that are running, innermost first; none while autograd runs backward by itself."""
-    frame, result = sys._getframe(1), []
-    while frame is not None and len(result) < _MOST:
-        code = frame.f_code
-        if _is_own(code.co_filename):
-            result.append(Frame(code.co_name, code.co_filename, frame.f_lineno))
+def source_line() -> Frame | None:
+    """The line that runs; None while autograd runs backward by itself, and in simgpu's own models.
+
+    >>> source_line() is None
+    True
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
+        if not _is_skipped(frame.f_code.co_filename):
+            return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(result)
+    return None
 
 
 @lru_cache(maxsize=4096)
-def _is_own(file: str) -> bool:
-    return not file.startswith(("<", _SIMGPU, _TORCH, *_LIBRARY))
+def _is_skipped(file: str) -> bool:
+    return file.startswith(_SKIPPED) or (file.startswith(_LIBRARY) and not file.startswith(_INSTALLED))

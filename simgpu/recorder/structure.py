@@ -17,7 +17,7 @@ from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.operators import OperandAccess, access, operator_name, operator_purity
 from simgpu.recorder.scratch import ScratchMeter
-from simgpu.recorder.source_lines import own_lines
+from simgpu.recorder.source_lines import source_line
 from simgpu.recorder.timing import Signature, signature
 from simgpu.trace.model import BlockKind, Phase
 
@@ -98,7 +98,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             pure = operator_purity(func, args, named)
             self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned))
             if log is not None:
-                log.end_operator(func, args, named, returned, self._places(done), own_lines())
+                log.end_operator(func, args, named, returned, self._places(done), source_line())
         return returned
 
     def _places(self, done: OperandAccess) -> dict[int, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
 from simgpu.memory.caching.fragmentation import mapped_ranges
 from simgpu.memory.caching.settings import AllocatorSettings
-from simgpu.memory.caching.snapshot import described_settings
+from simgpu.memory.caching.snapshot import SnapshotRecorder, described_settings
 from simgpu.trace.allocations import (
     Allocation,
     AllocationTrace,
@@ -46,6 +47,33 @@ def allocation_trace(program: MemoryRequests, settings: AllocatorSettings | None
         stacks=tuple(recording.stacks),
         settings=described_settings(recording.allocator.settings),
     )
+
+
+def snapshot_document(
+    program: MemoryRequests, capacity: int | None = None, settings: AllocatorSettings | None = None
+) -> dict[str, Any]:
+    """What PyTorch's allocator does with these requests, as `torch.cuda.memory._snapshot` returns it.
+
+    capacity: bytes of the device for the allocator, None for unlimited; the snapshot ends where it does not suffice.
+
+    >>> program = MemoryRequests("one", "hand")
+    >>> program.free(program.allocate(MemoryRequest(1000)))
+    >>> [event["action"] for event in snapshot_document(program, capacity=2**20)["device_traces"][0]]
+    ['oom']
+    """
+    recorder = SnapshotRecorder(CachingAllocator(ExclusiveDevice(capacity), settings))
+    held: dict[int, MemoryBlock] = {}
+    for number in program.order:
+        if number >= 0:
+            request = program.requests[number]
+            block = recorder.allocate(request.size, stack=request.stack, category=request.category)
+            if block is not None:
+                held[number] = block
+            elif not request.optional:
+                break
+        elif ~number in held:
+            recorder.free(held.pop(~number))
+    return recorder.document()
 
 
 class _Recording:

@@ -31,8 +31,10 @@ class SnapshotRecorder:
         self._waiting: list[tuple[MemoryBlock, dict[str, Any]]] = []
         allocator.observe = self._segment
 
-    def allocate(self, size: int, stream: int = 0, stack: Sequence[Frame] = ()) -> MemoryBlock | None:
-        """Allocate a block; None if there is no memory, which is recorded too."""
+    def allocate(
+        self, size: int, stream: int = 0, stack: Sequence[Frame] = (), category: str = ""
+    ) -> MemoryBlock | None:
+        """Allocate a block; None if there is no memory, which is recorded too. category: what it holds."""
         block = self.allocator.allocate(size, stream)
         self._completed()
         frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in stack]
@@ -43,7 +45,8 @@ class SnapshotRecorder:
             self._events.append(self._event(AllocatorAction.OOM, None, rounded, stream, frames) | {"device_free": free})
             return None
         self._frames[id(block)] = frames
-        self._events.append(self._event(AllocatorAction.ALLOC, block.address, size, stream, frames))
+        event = self._event(AllocatorAction.ALLOC, block.address, size, stream, frames)
+        self._events.append(event | {"category": category} if category else event)
         return block
 
     def free(self, block: MemoryBlock) -> None:

@@ -55,7 +55,7 @@ class AllocationLog:
         self._notes: list[_Note] = []
         self._own: list[tuple[Hidden, tuple[Frame, ...]]] = []
         self._lasting: set[str] = set()
-        self._lines: dict[int, tuple[Frame, ...]] = {}
+        self._lines: dict[int, Frame] = {}
         self._on_host: set[int] = set()
         self._begin = 0
 
@@ -78,15 +78,15 @@ class AllocationLog:
         kwargs: dict[str, Any],
         returned: Any,
         places: Mapping[int, int],
-        line: Sequence[Frame] = (),
+        line: Frame | None,
     ) -> None:
         """Adds the operator's hidden memory to its results.
 
-        places: position in the returned value, by block. line: the lines of the user's code that run, innermost first.
+        places: position in the returned value, by block. line: the line of code that runs, if known.
         """
         new = self._notes[self._begin :]
-        if line:
-            self._lines.update(dict.fromkeys((note.number for note in new), tuple(line)))
+        if line is not None:
+            self._lines.update(dict.fromkeys((note.number for note in new), line))
         hidden = self._hidden(func, args, kwargs, returned) if self._hidden is not None else ()
         if not hidden:
             return
@@ -146,4 +146,6 @@ class AllocationLog:
         operator = block.maker.rpartition("::")[2]
         what = f"{block.kind}, {operator}" if operator else str(block.kind)
         place = block.name or block.layer or "no layer"
-        return MemoryRequest(block.bytes, (*self._lines.get(number, ()), Frame(what, place, 0)), str(block.kind))
+        line = self._lines.get(number)
+        stack = (Frame(what, place, 0),) if line is None else (line, Frame(what, place, 0))
+        return MemoryRequest(block.bytes, stack, str(block.kind))

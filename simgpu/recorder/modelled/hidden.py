@@ -88,7 +88,9 @@ class CudaOperators:
             return _bytes(x) + _bytes(y) + _bytes(weight) if contiguous else 0
         if self._prices is None:
             return 0
-        costs = algorithm_costs(self._prices, work_of(func, args, kwargs, y if returned is None else returned).operations)
+        costs = algorithm_costs(
+            self._prices, work_of(func, args, kwargs, y if returned is None else returned).operations
+        )
         return costs[0].workspace_bytes if costs else 0
 
     def _on_tensor_cores(self, x: torch.Tensor, weight: torch.Tensor) -> bool:

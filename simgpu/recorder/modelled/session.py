@@ -126,7 +126,7 @@ class ModelledSession:
         return program
 
     def _prices_of_older_gpus(self) -> Prices | None:
-        """The time model of a GPU whose convolutions of float32 run without matrix units, if it is described in full."""
+        """The time model of a GPU whose float32 convolutions run without matrix units, if it is described in full."""
         if self.gpu.architecture in TF32 or self.gpu.architecture is None:
             return None
         try:
