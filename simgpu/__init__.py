@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from simgpu.papers.reproduction import Reproduction
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
+    from simgpu.recorder.allocations.entry import record_requests
+    from simgpu.recorder.step.entry import record_step
     from simgpu.report.writing import write_report
     from simgpu.simulation.config import RunConfig
     from simgpu.simulation.result import Result
@@ -88,6 +90,8 @@ _NAMES = {
     "simgpu.papers.reproduction": ("Reproduction",),
     "simgpu.policies.registry": ("policy_names",),
     "simgpu.recorder": ("record",),
+    "simgpu.recorder.allocations.entry": ("record_requests",),
+    "simgpu.recorder.step.entry": ("record_step",),
     "simgpu.report.writing": ("write_report",),
     "simgpu.simulation.config": ("RunConfig",),
     "simgpu.simulation.result": ("Result",),
@@ -140,6 +144,8 @@ __all__ = [
     "profile_files",
     "profile_snapshots",
     "record",
+    "record_requests",
+    "record_step",
     "reproduce",
     "run_study",
     "run_sweep",

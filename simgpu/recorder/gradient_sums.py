@@ -25,13 +25,13 @@ class _Meeting(IntEnum):
     OWN = 2
 
 
-def mark_meetings(root: Any) -> None:
-    """Note in every autograd node reachable from `root` whether its results are added to another gradient.
+def mark_meetings(*roots: Any) -> None:
+    """Note in every autograd node reachable from the roots whether its results are added to another gradient.
 
     The notes are stored in the nodes' own metadata, so they keep no node or saved tensor alive.
     """
     arriving: Counter[tuple[Any, int]] = Counter()
-    nodes, waiting = {root}, [root]
+    nodes, waiting = set(roots), list(roots)
     while waiting:
         for edge in waiting.pop().next_functions:
             target = edge[0]

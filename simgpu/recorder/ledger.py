@@ -110,7 +110,11 @@ class Ledger:
         """Returns a new workspace block of the current kernel, which is freed when the kernel ends."""
         note = BlockNote(size, BlockKind.WORKSPACE, layer, None, None, maker=maker, release=self.kernels)
         self.blocks.append(note)
-        return len(self.blocks) - 1
+        number = len(self.blocks) - 1
+        if self.log is not None and not self.log.knows_workspaces:
+            self.log.allocated(number)
+            self.log.freed(number)
+        return number
 
     def moved_to_host(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is on the host: its block is none of the device."""

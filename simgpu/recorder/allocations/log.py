@@ -59,6 +59,11 @@ class AllocationLog:
         self._on_host: set[int] = set()
         self._begin = 0
 
+    @property
+    def knows_workspaces(self) -> bool:
+        """Whether it adds hidden memory itself; else the ledger reports the workspaces that were measured."""
+        return self._hidden is not None
+
     def allocated(self, block: int) -> None:
         """A block was allocated."""
         self._notes.append(_Note(block, is_free=False))

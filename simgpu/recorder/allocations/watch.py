@@ -15,7 +15,7 @@ from simgpu.recorder.allocations.loop import TrainingLoop, run_loop
 from simgpu.recorder.gradient_sums import sums_in_place
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
-from simgpu.recorder.scratch import NoScratch
+from simgpu.recorder.scratch import NoScratch, ScratchMeter
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import BlockKind
@@ -34,10 +34,12 @@ class LoopPass(StructurePass):
         tracker: LayerTracker,
         module: nn.Module,
         on_host: Callable[[torch.optim.Optimizer], list[torch.Tensor]],
+        scratch: ScratchMeter | None = None,
+        has_values: bool = False,
     ) -> None:
         self._named = {parameter: name for name, parameter in module.named_parameters()}
         parameters = {name: parameter for parameter, name in self._named.items()}
-        super().__init__(ledger, tracker, parameters, NoScratch(), has_values=False)
+        super().__init__(ledger, tracker, parameters, scratch or NoScratch(), has_values)
         self._state_on_host = on_host
 
     def receive(self, workload: Workload) -> Workload:

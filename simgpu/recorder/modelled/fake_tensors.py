@@ -42,8 +42,10 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         super().__init__(allow_non_fake_inputs=True)
         #: Whether a gradient scaler read the result of its check; the result is always that all gradients are finite.
         self.took_as_finite = False
-        #: Whether an optimizer runs a step, and whether one read values; all that are not known are then one.
+        #: Whether an optimizer runs a step, whether the loop around the model runs, and whether one of them read an
+        #: unknown value, which is then one. Yes-no values decide what runs, so only an optimizer may read these.
         self.is_stepping = False
+        self.is_outside_model: Callable[[], bool] = lambda: False
         self.took_as_one = False
         self._checks = WeakIdKeyDictionary()
         self.known = KnownValues()
@@ -59,7 +61,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         elif func is torch.ops.aten._local_scalar_dense.default and args[0] in self._checks:
             self.took_as_finite = True
             return 0.0
-        elif func is torch.ops.aten._local_scalar_dense.default and self.is_stepping:
+        elif func is torch.ops.aten._local_scalar_dense.default and self._may_assume(args[0]):
             return self._value(args[0])
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
@@ -70,13 +72,22 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
             self.fake_tensor_converter.meta_converter.tensor_memo.clear()
         return returned
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Lets the optimizer read values in its steps."""
-        optimizer.register_step_pre_hook(lambda *_: setattr(self, "is_stepping", True))
-        optimizer.register_step_post_hook(lambda *_: setattr(self, "is_stepping", False))
+    @contextmanager
+    def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside the context, the optimizer may read values in its steps."""
+        begin = optimizer.register_step_pre_hook(lambda *_: setattr(self, "is_stepping", True))
+        end = optimizer.register_step_post_hook(lambda *_: setattr(self, "is_stepping", False))
+        try:
+            yield
+        finally:
+            begin.remove()
+            end.remove()
+
+    def _may_assume(self, tensor: torch.Tensor) -> bool:
+        return self.is_stepping or (tensor.dtype is not torch.bool and self.is_outside_model())
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        """Returns the value of a single number that an optimizer reads; one if it is not known."""
+        """Returns the value of a single number; one if it is not known."""
         known = self.known.value(tensor)
         if known is not None:
             return known

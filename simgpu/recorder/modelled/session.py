@@ -26,6 +26,7 @@ from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import TF32, CudaOperators
+from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
 from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
@@ -43,15 +44,11 @@ from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.requests import MemoryRequests
-from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.prices import Prices
 
 #: Device of the fake tensors: every build of PyTorch can create fake CPU tensors.
 _CPU = torch.device("cpu")
-#: Notes on the assumptions under which a gradient scaler does not skip the step, and an optimizer decides.
-_FINITE = " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
-_ONE = " The optimizer reads values of tensors, which do not exist; they are taken to be one."
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class ModelledSession:
         prices = self.time_model(self.gpu)
         with ExitStack() as stack:
             mode, workload, autocasts = self._prepared(stack)
-            optimizer = self._optimizer(mode, workload.module)
+            optimizer = self._optimizer(stack, mode, workload.module)
             self._warm_up(workload, optimizer)
             self.progress(f"tracing {self.name}")
             with no_garbage_collection():
@@ -110,7 +107,7 @@ class ModelledSession:
         ]
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
-        info = replace(info, notes=f"{info.notes}{_assumed(mode)}{autocasts.notes}")
+        info = replace(info, notes=f"{info.notes}{assumed_values(mode)}{autocasts.notes}")
         return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
 
     def requests(self, loop: TrainingLoop) -> MemoryRequests:
@@ -122,7 +119,7 @@ class ModelledSession:
             hidden = CudaOperators(self.gpu.architecture, self._prices_of_older_gpus())
             stack.enter_context(no_garbage_collection())
             stack.enter_context(self._explained())
-            watch_loop(workload, partial(self._optimizer, mode), loop, hidden, self._on_host, program)
+            watch_loop(workload, partial(self._optimizer, stack, mode), loop, hidden, self._on_host, program)
         return program
 
     def _prices_of_older_gpus(self) -> Prices | None:
@@ -146,10 +143,10 @@ class ModelledSession:
         scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
         return mode, workload._replace(hold_output=self.hold_output, scaler=scaler), autocasts
 
-    def _optimizer(self, mode: FakeTensors, module: torch.nn.Module) -> torch.optim.Optimizer:
+    def _optimizer(self, stack: ExitStack, mode: FakeTensors, module: torch.nn.Module) -> torch.optim.Optimizer:
         new = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
         optimizer = make_optimizer(new, module)
-        mode.watch(optimizer)
+        stack.enter_context(mode.watching(optimizer))
         if self.as_on_gpu:
             step_as_on_gpu(optimizer)
         return optimizer
@@ -191,17 +188,6 @@ class ModelledSession:
         return step_counts(optimizer) if self.as_on_gpu else []
 
     def _info(self, dtype: str, kernels: Sequence[KernelNote], work: WorkPass) -> TraceInfo:
-        unknown = sorted({kernel.op for kernel in kernels if not work.calls[kernel.call].is_known})
-        form = " (dropout, attention, optimizer: in the form they have on CUDA)" if self.as_on_gpu else ""
-        notes = (
-            "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own on tensors without "
-            f"memory{form}; durations, algorithms and workspaces are modelled for {self.gpu.name}."
-        )
-        priced = (operation for kernel in kernels for operation in work.calls[kernel.call].operations)
-        formats = {operation.dtype for operation in priced if operation.is_product}
-        notes = " ".join((notes, *model_notes(self.gpu, formats)))
-        if unknown:
-            notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
         return TraceInfo(
             model=self.name,
             batch=self.batch,
@@ -210,9 +196,5 @@ class ModelledSession:
             origin=Origin.MODELLED,
             tool=f"{tool_name()} (fake tensors), simgpu time model",
             date=self.date,
-            notes=notes,
+            notes=modelling_notes(self.gpu, kernels, work.calls, self.as_on_gpu),
         )
-
-
-def _assumed(mode: FakeTensors) -> str:
-    return (_FINITE if mode.took_as_finite else "") + (_ONE if mode.took_as_one else "")

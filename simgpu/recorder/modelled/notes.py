@@ -1,0 +1,39 @@
+"""What a trace says of how it was modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simgpu.hardware.spec import GpuSpec
+from simgpu.recorder.modelled.fake_tensors import FakeTensors
+from simgpu.recorder.modelled.operations import OperatorWork
+from simgpu.recorder.notes import KernelNote
+from simgpu.workloads.timemodel.formats import model_notes
+
+
+def modelling_notes(
+    gpu: GpuSpec, kernels: Sequence[KernelNote], calls: Sequence[OperatorWork], as_on_gpu: bool = True
+) -> str:
+    """Describes what is modelled. calls: the work of each operator call."""
+    form = " (dropout, attention, optimizer: in the form they have on CUDA)" if as_on_gpu else ""
+    notes = (
+        "Nothing ran: operators, layers, blocks, sizes and lifetimes are PyTorch's own on tensors without "
+        f"memory{form}; durations, algorithms and workspaces are modelled for {gpu.name}."
+    )
+    priced = (operation for kernel in kernels for operation in calls[kernel.call].operations)
+    formats = {operation.dtype for operation in priced if operation.is_product}
+    notes = " ".join((notes, *model_notes(gpu, formats)))
+    unknown = sorted({kernel.op for kernel in kernels if not calls[kernel.call].is_known})
+    if unknown:
+        notes += f" Modelled by the bytes they move alone, as nothing else is known of them: {', '.join(unknown)}."
+    return notes
+
+
+def assumed_values(mode: FakeTensors) -> str:
+    """Describes the values that were assumed because they do not exist."""
+    notes = ""
+    if mode.took_as_finite:
+        notes += " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
+    if mode.took_as_one:
+        notes += " Optimizer or loop read values of tensors, which do not exist; they are taken to be one."
+    return notes

@@ -1,0 +1,1 @@
+"""Records one step of a training loop of the user's own."""

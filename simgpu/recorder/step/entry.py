@@ -1,0 +1,110 @@
+"""`record_step`: records a step of a training loop of the user's own; imports PyTorch only when called."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simgpu.errors import InputError, MissingExtraError
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Trace
+from simgpu.trace.requests import MemoryRequests
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+class StepRecording:
+    """What a step did; complete when the context of `record_step` has ended.
+
+    requests: what it requested from the allocator, after the model's weights, buffers and gradients and the optimizer's
+    state, which exist when it begins. With several steps in the context: the requests of all.
+    """
+
+    def __init__(self) -> None:
+        self._requests: MemoryRequests | None = None
+        self._trace: Trace | InputError | None = None
+
+    @property
+    def requests(self) -> MemoryRequests:
+        """The requests, for `simgpu.explain_allocations`."""
+        if self._requests is None:
+            raise _unfinished()
+        return self._requests
+
+    @property
+    def trace(self) -> Trace:
+        """The step as a trace, for `simgpu.simulate`; with several steps in the context, the last of them.
+
+        Raises `InputError` if no time model is known for the GPU.
+        """
+        if self._trace is None:
+            raise _unfinished()
+        if isinstance(self._trace, InputError):
+            raise self._trace
+        return self._trace
+
+    def finish(self, requests: MemoryRequests, trace: Trace | InputError) -> None:
+        """Sets what the step did."""
+        self._requests, self._trace = requests, trace
+
+
+def _unfinished() -> InputError:
+    what = "the step has not ended, or has failed"
+    return InputError.single("record_step", "recording", what, "use it after the with block")
+
+
+def record_step(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] = (),
+    *,
+    gpu: str | Path | GpuSpec | None = None,
+) -> AbstractContextManager[StepRecording]:
+    """Records what runs in its context: a training step as your own loop has it.
+
+        with simgpu.record_step(model, optimizer, gpu="h100") as recording:
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(**batch).loss.backward()
+                optimizer.step()
+        simgpu.explain_allocations(recording.requests, capacity=80 * 2**30).reserved
+
+    Autocast, gradient accumulation, clipping, several optimizers and nested inputs are recorded as they run. Operators
+    have the path of their module, and the line that runs them.
+
+    model: the module that the step calls. Its device is the one that is recorded.
+    optimizer: the optimizer or optimizers that the step uses.
+    gpu: a shipped node, a node file, or a `GpuSpec`: nothing is computed or allocated then, as with `simgpu.record`.
+        The model may be on any device, also on ``meta``, where it needs no memory; tensors of the step may be on
+        ``cuda`` although there is none. Model and optimizer are as before when the context ends, also if it fails.
+
+    Without `gpu`, the step runs, and its operators have the durations of this one run. With `gpu`, run two steps in the
+    context: the optimizer's state exists from the first on. Numbers that the loop reads (``loss.item()``) are one then.
+
+    Raises `MissingExtraError` without PyTorch, and `InputError` as `simgpu.record` does.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("recording a step", "torch", "record")
+    from torch import nn, optim
+
+    if not isinstance(model, nn.Module):
+        raise InputError.single("record_step", "model", f"it is {_kind(model)}, not a module", "give a torch.nn.Module")
+    optimizers = [optimizer] if isinstance(optimizer, optim.Optimizer) else list(optimizer)
+    wrong = [each for each in optimizers if not isinstance(each, optim.Optimizer)]
+    if wrong:
+        remedy = "give one torch.optim.Optimizer, or a list of them"
+        raise InputError.single("record_step", "optimizer", f"it is {_kind(wrong[0])}", remedy)
+    from simgpu.hardware.nodes import load_node
+    from simgpu.recorder.step.session import record_fake_step, record_real_step
+
+    if gpu is None:
+        return record_real_step(model, optimizers)
+    return record_fake_step(model, optimizers, gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu)
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,246 @@
+"""Records a step from start to end: on its own device, or on fake tensors."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
+from simgpu.recorder.allocations.log import AllocationLog, HiddenMemory
+from simgpu.recorder.allocations.watch import moved_tensors
+from simgpu.recorder.assemble import assemble
+from simgpu.recorder.autocast import compute_format, watched
+from simgpu.recorder.clocks import CudaClock, HostClock
+from simgpu.recorder.environment import device_name, device_notes, tool_name
+from simgpu.recorder.gradient_sums import fold_sums, sums_in_place
+from simgpu.recorder.layers import LayerTracker
+from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
+from simgpu.recorder.modelled.fake_tensors import fake_tensors
+from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
+from simgpu.recorder.modelled.hidden import TF32, CudaOperators
+from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
+from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
+from simgpu.recorder.notes import BlockNote, KernelNote
+from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
+from simgpu.recorder.session import no_garbage_collection
+from simgpu.recorder.step.entry import StepRecording
+from simgpu.recorder.step.fake import OnCpu, RealArguments, Stand, fake_parts
+from simgpu.recorder.step.last import last_step
+from simgpu.recorder.step.watch import StepPass
+from simgpu.recorder.timing import TimingPass
+from simgpu.recorder.unsupported import check_module, refuse_unsupported
+from simgpu.trace.model import BlockKind, Origin, TraceInfo
+from simgpu.trace.requests import MemoryRequests
+from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.prices import Prices
+
+_CPU = torch.device("cpu")
+
+
+class _Observation:
+    """One step, or several, of a module and its optimizers on a device, while it runs."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        device: torch.device,
+        scratch: ScratchMeter,
+        hidden: HiddenMemory | None = None,
+    ) -> None:
+        self.name = type(module).__name__
+        self.module = module
+        self.samples: list[tuple[int, int]] = []
+        self._optimizers = optimizers
+        self._log = AllocationLog(hidden)
+        is_fake = hidden is not None
+        on_host = step_counts if is_fake or device.type == "cuda" else _nothing_on_host
+        host = [count for each in optimizers for count in on_host(each)]
+        self._ledger = Ledger(device, host=host, log=self._log)
+        self.tracker = LayerTracker(module)
+        self.structure = StepPass(self._ledger, self.tracker, module, on_host, scratch, has_values=not is_fake)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Observes what runs inside the context."""
+        counting = self.module.register_forward_pre_hook(self._count, with_kwargs=True)
+        try:
+            with self.tracker:
+                self._keep_persistent()
+                with self.structure.watching(self.module, self._optimizers):
+                    yield
+        finally:
+            counting.remove()
+        self.structure.name_inputs()
+
+    def _keep_persistent(self) -> None:
+        for tensor, name, kind in moved_tensors(self.module):
+            self._ledger.keep(tensor, kind, name, self.tracker.owner(name))
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                self._ledger.keep(parameter.grad, BlockKind.WEIGHT_GRADIENT, f"{name}.grad", self.tracker.owner(name))
+        names = {parameter: name for name, parameter in self.module.named_parameters()}
+        for each in self._optimizers:
+            for parameter, state in each.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        name = names.get(parameter, "state")
+                        self._ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
+
+    def _count(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.dim():
+                self.samples.append((len(self.structure.kernels), int(leaf.shape[0])))
+                return
+
+    def requests(self, tool: str) -> MemoryRequests:
+        """The requests of all that ran."""
+        program = MemoryRequests(self.name, tool)
+        self._log.add_requests(program, self._ledger.blocks, self._in_place())
+        return program
+
+    def _in_place(self) -> dict[int, int]:
+        return sums_in_place(self.structure.kernels, self._ledger.blocks)
+
+    def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
+        """The kernels and blocks of the last step, and its samples: those of all its micro-batches."""
+        if not self.structure.kernels:
+            what = "nothing ran on its device in the with block"
+            raise InputError.single("record_step", self.name, what, "run a step there: model, backward, optimizer")
+        ends = self.structure.ends
+        several = len(self._optimizers) or 1
+        begin = ends[-1 - several] if len(ends) > several else 0
+        kernels, blocks = last_step(*fold_sums(self.structure.kernels, self._ledger.blocks), begin)
+        samples = sum(count for position, count in self.samples if position >= begin)
+        return kernels, blocks, samples or 1
+
+
+def _nothing_on_host(_: Optimizer) -> list[torch.Tensor]:
+    return []
+
+
+@contextmanager
+def record_real_step(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[StepRecording]:
+    """Records a step that runs; see `record_step`."""
+    name = type(module).__name__
+    check_module(name, module)
+    device = next((tensor.device for tensor in module.parameters()), _CPU)
+    if device.type not in ("cpu", "cuda"):
+        what, remedy = f"its weights are on {device}, which cannot be recorded", "move it to cpu or cuda, or give gpu"
+        raise InputError.single("record_step", "model", what, remedy)
+    recording = StepRecording()
+    scratch: ScratchMeter = CudaScratch(device) if device.type == "cuda" else NoScratch()
+    timing = TimingPass(CudaClock() if device.type == "cuda" else HostClock())
+    with ExitStack() as stack:
+        autocasts = stack.enter_context(watched(name, refuses=device.type == "cpu"))
+        stack.enter_context(refuse_unsupported(name))
+        stack.enter_context(no_garbage_collection())
+        step = _Observation(module, optimizers, device, scratch)
+        with timing, step.running():
+            yield recording
+    kernels, blocks, samples = step.last()
+    info = TraceInfo(
+        model=name,
+        batch=samples,
+        device=device_name(device),
+        dtype=_dtype(module),
+        origin=Origin.RECORDED,
+        tool=tool_name(),
+        date=datetime.date.today().isoformat(),
+        notes=f"{device_notes(device)}A step of a user's own loop. Durations are of one run.{autocasts.notes}",
+        compute=compute_format(step.structure.flops, _dtype(module), autocasts),
+    )
+    trace = assemble(info, kernels, blocks, [timing.durations()])
+    recording.finish(step.requests(f"{tool_name()} on {device_name(device)}"), trace)
+
+
+@contextmanager
+def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: GpuSpec) -> Iterator[StepRecording]:
+    """Records a step that computes nothing, as it would run on a GPU; see `record_step`."""
+    name = type(module).__name__
+    check_module(name, module)
+    recording = StepRecording()
+    prices, missing = _prices(gpu)
+    with ExitStack() as stack:
+        autocasts = stack.enter_context(autocast_as_on_gpu(name))
+        stack.enter_context(refuse_unsupported(name))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        mode = stack.enter_context(fake_tensors(name))
+        mode.allow_non_fake_inputs = False
+        mode.known.can_draw = False
+        stand = Stand(mode)
+        stack.enter_context(gpu_forms(gpu.architecture))
+        stack.enter_context(fake_parts(stand, module, optimizers))
+        stack.enter_context(no_garbage_collection())
+        for each in optimizers:
+            stack.enter_context(_as_on_gpu(each))
+            stack.enter_context(mode.watching(each))
+        work = None if prices is None else WorkPass(prices)
+        hidden = CudaOperators(gpu.architecture, None if gpu.architecture in TF32 else prices)
+        step = _Observation(module, optimizers, _CPU, work or NoScratch(), hidden)
+        mode.is_outside_model = lambda: step.tracker.running is None
+        if work is not None:
+            stack.enter_context(work)
+        with step.running(), OnCpu(), RealArguments(stand):
+            yield recording
+        requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}")
+        dtype = _dtype(module)
+    if prices is None or work is None:
+        assert missing is not None
+        recording.finish(requests, missing)
+        return
+    kernels, blocks, samples = step.last()
+    info = TraceInfo(
+        model=name,
+        batch=samples,
+        device=gpu.name,
+        dtype=dtype,
+        origin=Origin.MODELLED,
+        tool=f"{tool_name()} (fake tensors), simgpu time model",
+        date=datetime.date.today().isoformat(),
+        notes=f"{modelling_notes(gpu, kernels, work.calls)}{assumed_values(mode)}{autocasts.notes}",
+        compute=compute_format(step.structure.flops, dtype, autocasts),
+    )
+    choices = [
+        each for kernel in kernels for each in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
+    ]
+    times = durations(prices, kernels, blocks, work.calls)
+    recording.finish(requests, assemble(info, kernels, blocks, [times], algorithms=choices))
+
+
+def _prices(gpu: GpuSpec) -> tuple[Prices | None, InputError | None]:
+    """The time model of a GPU, or why there is none."""
+    try:
+        return time_model(gpu), None
+    except InputError as error:
+        return None, error
+
+
+@contextmanager
+def _as_on_gpu(optimizer: Optimizer) -> Iterator[None]:
+    chosen = [group.get("foreach") for group in optimizer.param_groups]
+    step_as_on_gpu(optimizer)
+    try:
+        yield
+    finally:
+        for group, foreach in zip(optimizer.param_groups, chosen, strict=True):
+            if "foreach" in group:
+                group["foreach"] = foreach
+
+
+def _dtype(module: nn.Module) -> str:
+    """The data type of most of the weights' bytes."""
+    bytes_: Counter[str] = Counter()
+    for parameter in module.parameters():
+        bytes_[str(parameter.dtype).removeprefix("torch.")] += parameter.nbytes
+    return bytes_.most_common(1)[0][0] if bytes_ else "float32"

@@ -1,0 +1,93 @@
+"""Observes a step that the user's own loop runs: its phases, its weights' gradients, its optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from simgpu.recorder.allocations.watch import LoopPass
+from simgpu.recorder.gradient_sums import mark_meetings
+from simgpu.recorder.layers import LayerTracker
+from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.scratch import ScratchMeter
+from simgpu.trace.model import BlockKind, Phase
+
+
+class StepPass(LoopPass):
+    """A structure pass that finds the phases by itself.
+
+    Forward begins when the model is called, backward when autograd runs. What runs between backward and the next
+    forward, such as gradient clipping, counts as the optimizer's. ends: numbers of kernels after each optimizer step.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        tracker: LayerTracker,
+        module: nn.Module,
+        on_host: Callable[[Optimizer], list[torch.Tensor]],
+        scratch: ScratchMeter,
+        has_values: bool,
+    ) -> None:
+        super().__init__(ledger, tracker, module, on_host, scratch, has_values)
+        self.ends: list[int] = []
+        self.backward_runs = 0
+        self._depth = 0
+
+    @contextmanager
+    def watching(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
+        """Observes what runs inside the context."""
+        handles = [module.register_forward_pre_hook(lambda *_: self._begin_forward())]
+        handles += [each.register_step_post_hook(lambda done, *_: self._stepped(done)) for each in optimizers]
+        own = torch.autograd._engine_run_backward
+
+        def run_backward(roots: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            with self._running_backward(roots):
+                return own(roots, *args, **kwargs)
+
+        torch.autograd._engine_run_backward = run_backward
+        try:
+            with self:
+                yield
+                self.finish()
+        finally:
+            torch.autograd._engine_run_backward = own
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _running_backward(self, roots: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Backward may run inside backward: checkpointing recomputes and differentiates a part."""
+        if not self._depth:
+            self.backward_runs += 1
+            self.begin(Phase.BACKWARD)
+            mark_meetings(*(root.grad_fn for root in roots if root.grad_fn is not None))
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if not self._depth:
+            self.begin(Phase.OPTIMIZER)
+
+    def _begin_forward(self) -> None:
+        if not self._depth:
+            self.begin(Phase.FORWARD)
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        self.stepped(optimizer)
+        self.ends.append(len(self.kernels))
+
+    def name_inputs(self) -> None:
+        """Names the tensors from before the step that the model read first: its inputs."""
+        count = 0
+        for block in self._ledger.blocks:
+            if block.persistent and not block.name:
+                block.kind = BlockKind.INPUT
+                block.name = f"input.{count}" if count else "input"
+                count += 1
