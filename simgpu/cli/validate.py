@@ -10,6 +10,7 @@ _COMMANDS = {
     "record": ("simgpu.cli.validate_record:record", "Measure this machine and training on it under four methods."),
     "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link; write a node file."),
     "report": ("simgpu.cli.validate_report:report", "Compare measured runs with their simulation."),
+    "memory": ("simgpu.cli.validate_memory:memory", "Compare predicted peaks of memory with measured ones."),
     "replay": ("simgpu.cli.validate_replay:replay", "Run a simulated program's instructions on a real device."),
 }
 

@@ -1,0 +1,1 @@
+"""Predicted peaks of memory beside those that others measured."""
