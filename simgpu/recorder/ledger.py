@@ -118,7 +118,9 @@ class Ledger:
 
     def moved_to_host(self, tensor: torch.Tensor) -> None:
         """Note that a tensor is on the host: its block is none of the device."""
-        self._on_host.add(self._storage(tensor)._cdata)
+        storage = self._storage(tensor)
+        self._on_host.add(storage._cdata)
+        weakref.finalize(storage, self._on_host.discard, storage._cdata).atexit = False  # another may get its address
         number = self.find(tensor)
         if number is not None and self.log is not None:
             self.log.on_host(number)

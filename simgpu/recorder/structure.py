@@ -91,7 +91,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         scratch = self._scratch.used()
         self.signatures.append(signature(func, returned))
         if operator_name(func) == "aten::lift_fresh":
-            self._ledger.note_from_host(returned)
+            self._lifted(returned)
             return returned
         done = self._on_device(access(func, args, named, returned))
         if not self._is_view(done):
@@ -100,6 +100,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             if log is not None:
                 log.end_operator(func, args, named, returned, self._places(done), source_line())
         return returned
+
+    def _lifted(self, tensor: torch.Tensor) -> None:
+        """Called for a tensor that was created from Python numbers."""
+        self._ledger.note_from_host(tensor)
 
     def _places(self, done: OperandAccess) -> dict[int, int]:
         """Position in the returned value of each block that an operator created."""

@@ -18,7 +18,7 @@ from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.scratch import NoScratch, ScratchMeter
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
-from simgpu.trace.model import BlockKind
+from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.requests import MemoryRequests
 
 
@@ -62,6 +62,13 @@ class LoopPass(StructurePass):
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     self._rename(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}")
+
+    def _lifted(self, tensor: torch.Tensor) -> None:
+        """A number that an optimizer creates, such as its count of steps, stays on the host."""
+        if self._phase is Phase.OPTIMIZER and tensor.numel() == 1:
+            self._ledger.moved_to_host(tensor)
+        else:
+            super()._lifted(tensor)
 
     def _rename(self, tensor: torch.Tensor, kind: BlockKind, name: str) -> None:
         number = self._ledger.find(tensor)
