@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
-    unset_fake_temporarily,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -271,7 +271,7 @@ class KnownValues:
     def copied(self, real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         """Returns the fake tensor, with a copy of the real one's values if it is small."""
         if real.layout is torch.strided and _is_small(real):
-            with unset_fake_temporarily():
+            with _disable_current_modes():
                 values = real.detach().clone()
             self._remember([fake], [values])
         return fake

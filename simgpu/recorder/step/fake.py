@@ -42,19 +42,23 @@ class Stand:
         return self._real.get(id(tensor), tensor)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake parameter or buffer for a real one; it is on no particular device, so ``meta`` ones have one too."""
+        """The fake parameter or buffer for a real one, with its gradient, if any."""
         if id(tensor) not in self._pairs:
-            with self._mode:
-                fake: torch.Tensor = torch.empty_strided(
-                    tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
-                )
-                if isinstance(tensor, nn.Parameter):
+            fake = self.without_values(tensor)
+            if isinstance(tensor, nn.Parameter):
+                with self._mode:
                     fake = nn.Parameter(fake, tensor.requires_grad)
-            self._mode.known.forget([fake])
-            self._keep(tensor, fake)
             if tensor.grad is not None:
-                fake.grad = self.parameter(tensor.grad)
+                fake.grad = self.without_values(tensor.grad)
+            self._keep(tensor, fake)
         return self._pairs[id(tensor)][1]
+
+    def without_values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new fake tensor like a real one, which may be on any device, ``meta`` too; nothing keeps it alive."""
+        with self._mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        self._mode.known.forget([fake])
+        return fake
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad and tensor.is_leaf:
@@ -142,7 +146,7 @@ def _buffer(stand: Stand, buffer: torch.Tensor) -> torch.Tensor:
 def _fake_state(stand: Stand, optimizer: Optimizer) -> None:
     state: defaultdict[Any, Any] = defaultdict(dict)
     for parameter, values in optimizer.state.items():
-        state[stand.parameter(parameter)] = tree_map_only(torch.Tensor, stand.parameter, values)
+        state[stand.parameter(parameter)] = tree_map_only(torch.Tensor, stand.without_values, values)
     for group in optimizer.param_groups:
         group["params"] = [stand.parameter(parameter) for parameter in group["params"]]
     optimizer.state = state

@@ -1,0 +1,238 @@
+"""`record_step`: a step of the user's own loop, as it runs and on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+import simgpu
+from simgpu.errors import InputError
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Phase, Trace
+from simgpu.trace.requests import MemoryRequests
+
+CLASSES = 10
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 36, CLASSES)
+    )
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), foreach=True)
+
+
+X, Y = torch.randn(4, 3, 8, 8), torch.arange(4) % CLASSES
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor = X, y: torch.Tensor = Y) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def phases(trace: Trace) -> list[Phase]:
+    """The phases of the kernels, each run of equal ones once."""
+    result: list[Phase] = []
+    for kernel in trace.kernels:
+        if not result or result[-1] is not kernel.phase:
+            result.append(kernel.phase)
+    return result
+
+
+def sizes(program: MemoryRequests) -> list[int]:
+    """Bytes of each event, negative for frees; without workspaces, which only a GPU has."""
+    given = [(n >= 0, program.requests[n if n >= 0 else ~n]) for n in program.order]
+    return [request.size if begins else -request.size for begins, request in given if request.category != "workspace"]
+
+
+def test_a_step_that_runs_is_a_valid_trace_with_its_phases_and_durations() -> None:
+    model = convolutions()
+    optimizer = adam(model)
+    step(model, optimizer)
+    with simgpu.record_step(model, optimizer) as recording:
+        step(model, optimizer)
+    trace = recording.trace
+    assert check_trace(trace) == []
+    assert phases(trace) == [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
+    assert trace.info.batch == 4 and trace.info.model == "Sequential"
+    assert all(kernel.duration_ns > 0 for kernel in trace.kernels)
+    assert {"0.weight", "0.weight.grad", "0.weight.exp_avg", "1.running_mean", "input"} <= set(trace.block_by_id)
+
+
+def test_fake_tensors_request_what_the_running_step_does() -> None:
+    """But for workspaces: the same operators, with one multi-tensor optimizer, allocate and free in the same order."""
+    model = convolutions()
+    optimizer = adam(model)
+    step(model, optimizer)
+    with simgpu.record_step(model, optimizer) as real:
+        step(model, optimizer)
+    with simgpu.record_step(model, optimizer, gpu="a100") as fake:
+        step(model, optimizer)
+    # The counts of steps are on the CPU with a GPU, and on the recorded device without one.
+    counts = [4] * len(list(model.parameters()))
+    assert sorted(size for size in sizes(real.requests)) == sorted(sizes(fake.requests) + counts)
+    assert [kernel.op for kernel in real.trace.kernels][:8] == [kernel.op for kernel in fake.trace.kernels][:8]
+
+
+def test_several_steps_on_fake_tensors_give_the_requests_of_all_and_the_trace_of_the_last() -> None:
+    model = convolutions()
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        for _ in range(3):
+            step(model, optimizer)
+    trace = recording.trace
+    assert check_trace(trace) == []
+    assert sum(kernel.op == "aten::convolution" for kernel in trace.kernels) == 1
+    assert trace.block_by_id["0.weight.exp_avg"].persistent
+    categories = [request.category for request in recording.requests.requests]
+    assert categories.count("optimizer_state") == 2 * len(list(model.parameters()))
+    assert simgpu.simulate(trace, simgpu.load_node("a100"), "none", pool="caching").metrics.iteration_ns > 0
+
+
+def test_a_step_on_fake_tensors_leaves_everything_as_it_was() -> None:
+    model = convolutions()
+    optimizer = torch.optim.Adam(model.parameters())
+    step(model, optimizer)
+    parameters, state = list(model.parameters()), optimizer.state
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    moments = [values["exp_avg"].clone() for values in state.values()]
+    with simgpu.record_step(model, optimizer, gpu="a100"):
+        step(model, optimizer)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert optimizer.state is state and optimizer.param_groups[0]["foreach"] is None
+    assert all(torch.equal(values["exp_avg"], moment) for values, moment in zip(state.values(), moments, strict=True))
+    step(model, optimizer)
+
+
+def test_a_failing_step_leaves_everything_as_it_was_and_raises_its_own_error() -> None:
+    model = convolutions()
+    parameters = list(model.parameters())
+    with pytest.raises(KeyError, match="mine"), simgpu.record_step(model, gpu="a100") as recording:
+        raise KeyError("mine")
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    with pytest.raises(InputError, match="the step has not ended, or has failed"):
+        _ = recording.requests
+
+
+def test_gradient_accumulation_has_several_forwards_and_all_samples() -> None:
+    model = convolutions()
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        for _ in range(2):
+            optimizer.zero_grad()
+            for part in range(2):
+                cross_entropy(model(X[2 * part : 2 * part + 2]), Y[2 * part : 2 * part + 2]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    trace = recording.trace
+    assert check_trace(trace) == [] and trace.info.batch == 4
+    # What clears up after the first backward, until the model is called again, is the optimizer's.
+    order = [phase for phase in phases(trace) if phase is not Phase.OPTIMIZER]
+    assert order == [Phase.FORWARD, Phase.BACKWARD] * 2 or order.count(Phase.BACKWARD) == 2
+    norms = [kernel for kernel in trace.kernels if "norm" in kernel.op and "batch" not in kernel.op]
+    assert norms and all(kernel.phase is Phase.OPTIMIZER for kernel in norms)
+
+
+class Attention(nn.Module):
+    """A layer with attention, a tied output and a dictionary as output, like a Hugging Face model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 32, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embed(tokens)
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        x = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        logits = self.out(x)
+        return {"loss": cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def test_cuda_names_autocast_attention_and_dictionaries_work_without_a_gpu() -> None:
+    model = Attention()
+    optimizer = adam(model)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        scaler = torch.amp.GradScaler("cuda")  # outside, it would see that there is no GPU
+        batch = {"tokens": tokens.to("cuda"), "labels": tokens.cuda(non_blocking=True)}
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(**batch)["loss"]
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            assert loss.item() == 1.0  # values do not exist
+    ops = {kernel.op for kernel in recording.trace.kernels}
+    assert "aten::_scaled_dot_product_flash_attention" in ops
+    assert recording.trace.info.compute.startswith("float16")
+    assert "values of tensors, which do not exist" in recording.trace.info.notes
+
+
+def test_a_model_without_memory_is_recorded() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(40_000, 50_000), nn.ReLU(), nn.Linear(50_000, CLASSES))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with simgpu.record_step(model, optimizer, gpu="h100") as recording:
+        for _ in range(2):
+            step(model, optimizer, torch.randn(4, 40_000), Y)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert weights > 8 * 10**9 and next(model.parameters()).device.type == "meta"
+    assert simgpu.explain_allocations(recording.requests).allocated > 4 * weights
+
+
+def test_requests_have_the_module_and_the_line_of_the_step() -> None:
+    model = convolutions()
+    with simgpu.record_step(model, gpu="a100") as recording:
+        model(X).sum().backward()
+    stacks = {str(request.stack[-1]): request.stack for request in recording.requests.requests}
+    frame = stacks["0 activation, convolution"][0]
+    assert frame.file.endswith("test_step.py") and frame.line > 0
+    assert "0.weight weight" in stacks
+
+
+def test_a_gpu_without_a_time_model_has_requests_and_no_trace() -> None:
+    gpu = simgpu.load_node("laptop-2gb").gpu
+    model = convolutions()
+    with simgpu.record_step(model, gpu=gpu) as recording:
+        model(X).sum().backward()
+    assert recording.requests.order
+    with pytest.raises(InputError, match="the time model needs it"):
+        _ = recording.trace
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "message"),
+    [
+        ("resnet", (), "record_step: model: it is a str, not a module"),
+        (nn.Linear(2, 2), ["adam"], "record_step: optimizer: it is a str"),
+    ],
+)
+def test_wrong_arguments_are_refused(model: Any, optimizer: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simgpu.record_step(model, optimizer)
+
+
+def test_a_parameter_of_another_module_is_refused() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    with pytest.raises(InputError, match="belongs neither to the model"), simgpu.record_step(model, gpu="a100"):
+        other(model(torch.ones(1, 4)))
+
+
+def test_an_empty_step_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing ran on its device"), simgpu.record_step(convolutions(), gpu="a100"):
+        pass
