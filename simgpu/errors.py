@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from simgpu.former_names import name_today
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -202,6 +200,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("copy_out", ["compute", "copy_d2h"])
     "it is now called 'copy_d2h'; `python -m simgpu.migration FILE` rewrites files"
     """
+    from simgpu.former_names import name_today  # only a mistake needs it
+
     words = sorted(known)
     if today := name_today(name, frozenset(words)):
         return f"it is now called {today!r}; {MIGRATE} rewrites files"

@@ -55,6 +55,7 @@ def assemble(
                 pure=kernel.pure,
                 flops=kernel.flops,
                 iqr_ns=spread(times[place]),
+                source=kernel.source,
             )
             for place, kernel in enumerate(kernels)
         ),

@@ -23,6 +23,7 @@ class KernelNote:
     reads, writes: numbers of blocks in the ledger.
     pure: False if it writes a block from before the iteration (an optimizer step, running statistics).
     sums_gradients: whether it may be autograd's addition of the gradients of two branches.
+    source: the line of code that ran it, if it is noted.
     """
 
     call: int
@@ -34,6 +35,7 @@ class KernelNote:
     pure: bool | None
     flops: int | None
     sums_gradients: bool = False
+    source: str | None = None
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from simgpu.recorder.operators import OperandAccess, access, operator_name, oper
 from simgpu.recorder.scratch import ScratchMeter
 from simgpu.recorder.source_lines import source_line
 from simgpu.recorder.timing import Signature, signature
+from simgpu.trace.allocations import Frame, short_line
 from simgpu.trace.model import BlockKind, Phase
 
 _SPARSITY_DIGITS = 6
@@ -96,9 +97,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         done = self._on_device(access(func, args, named, returned))
         if not self._is_view(done):
             pure = operator_purity(func, args, named)
-            self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned))
+            line = None if log is None else source_line()
+            self._note(func, layer, done, scratch, pure, _flops(func, args, named, returned), line)
             if log is not None:
-                log.end_operator(func, args, named, returned, self._places(done), source_line())
+                log.end_operator(func, args, named, returned, self._places(done), line)
         return returned
 
     def _lifted(self, tensor: torch.Tensor) -> None:
@@ -150,7 +152,14 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         return all(_storage_key(tensor) in known for _, tensor in done.results)
 
     def _note(
-        self, func: Any, layer: str | None, done: OperandAccess, scratch: int, pure: bool | None, flops: int | None
+        self,
+        func: Any,
+        layer: str | None,
+        done: OperandAccess,
+        scratch: int,
+        pure: bool | None,
+        flops: int | None,
+        line: Frame | None,
     ) -> None:
         op = operator_name(func)
         reads = dict.fromkeys(self._ledger.block_read(tensor, layer) for tensor in done.read + done.changed)
@@ -171,7 +180,10 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         pure = False if lasting else pure
         sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads), done.read)
         call = len(self.signatures) - 1
-        self.kernels.append(KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums))
+        source = None if line is None else short_line(str(line))
+        self.kernels.append(
+            KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums, source)
+        )
         self._ledger.kernels = len(self.kernels)
         if flops is not None and done.read:
             self.flops[_operand_format(done)] += flops

@@ -120,7 +120,7 @@ def _check_kernels(kernels: tuple[Kernel, ...], problems: Problems) -> None:
             row.add("id", what, "give another id")
         row.member("phase", Phase)
         row.texts("op")
-        row.texts("layer", optional=True)
+        row.texts("layer", "source", optional=True)
         row.counts("duration_ns", "stream")
         row.counts("start_ns", "flops", "dram_bytes", "iqr_ns", optional=True)
         for column, ids in (("reads", kernel.reads), ("writes", kernel.writes)):
@@ -139,7 +139,8 @@ def _are_plain_kernels(kernels: tuple[Kernel, ...]) -> bool:
     ids = column("id")
     counts = all(are_counts(column(name)) for name in ("duration_ns", "stream"))
     optional = all(are_counts(column(name), optional=True) for name in ("start_ns", "flops", "dram_bytes", "iqr_ns"))
-    texts = are_texts(column("op")) and are_texts(column("layer"), optional=True)
+    named = all(are_texts(column(name), optional=True) for name in ("layer", "source"))
+    texts = are_texts(column("op")) and named
     several = [ids for ids in (*column("reads"), *column("writes")) if len(ids) > 1]
     once = [*map(len, map(set, several))] == [*map(len, several)]
     phases = set(map(type, column("phase"))) <= {Phase}

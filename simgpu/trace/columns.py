@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from sys import intern
@@ -57,6 +57,7 @@ class Column:
     blank: the value of a blank cell, `REQUIRED` where it must not be blank.
     stand_in: the value that replaces an unreadable cell of a required column, so that the other checks can go on.
     may_be_absent: whether the file may omit the column, as if all its cells were blank.
+    omitted_if_blank: whether a file is written without the column if all its cells are blank.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Column:
     blank: Any = REQUIRED
     stand_in: Any = None
     may_be_absent: bool = False
+    omitted_if_blank: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ KERNELS: Table[Kernel] = Table(
         _number("flops", "operations", blank=None),
         _number("dram_bytes", "bytes", blank=None),
         _number("iqr_ns", "nanoseconds", blank=None),
+        replace(_text("source", blank=None), omitted_if_blank=True),
     ),
 )
 

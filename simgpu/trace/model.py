@@ -81,6 +81,7 @@ class Kernel:
     pure: whether running it again gives the same values and changes nothing else; None when unknown.
     flops: floating-point operations; dram_bytes: bytes it moved to and from device memory; None when not recorded.
     iqr_ns: interquartile range of the recorded repetitions; None when not recorded.
+    source: the line of code that ran it, such as ``model.py:12 forward``; None when not recorded.
     """
 
     id: str
@@ -96,6 +97,7 @@ class Kernel:
     flops: int | None = None
     dram_bytes: int | None = None
     iqr_ns: int | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

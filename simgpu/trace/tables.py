@@ -67,14 +67,19 @@ def table_of(text: str, path: Path, table: Table[Row]) -> ReadTable[Row]:
 
 def write_table(path: Path, table: Table[Row], rows: Sequence[Row]) -> None:
     """Rows as the CSV file that `read_table` reads: UTF-8, lines that end in a line feed."""
-    names = [column.name for column in table.columns]
+    columns = [column for column in table.columns if not column.omitted_if_blank or _is_used(column, rows)]
+    names = [column.name for column in columns]
     cells = attrgetter(*names)
-    writers = [column.write for column in table.columns]
+    writers = [column.write for column in columns]
     with path.open("w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(names)
         for row in rows:
             out.writerow([write(value) for write, value in zip(writers, cells(row), strict=True)])
+
+
+def _is_used(column: Column, rows: Sequence[object]) -> bool:
+    return any(getattr(row, column.name) != column.blank for row in rows)
 
 
 def _header_problems(path: Path, header: list[str], columns: Sequence[Column]) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,7 +196,7 @@ def test_a_model_without_memory_is_recorded() -> None:
     assert simgpu.explain_allocations(recording.requests).allocated > 4 * weights
 
 
-def test_requests_have_the_module_and_the_line_of_the_step() -> None:
+def test_requests_and_kernels_have_the_module_and_the_line_of_the_step(tmp_path: Path) -> None:
     model = convolutions()
     with simgpu.record_step(model, gpu="a100") as recording:
         model(X).sum().backward()
@@ -203,6 +204,11 @@ def test_requests_have_the_module_and_the_line_of_the_step() -> None:
     frame = stacks["0 activation, convolution"][0]
     assert frame.file.endswith("test_step.py") and frame.line > 0
     assert "0.weight weight" in stacks
+    convolution = next(kernel for kernel in recording.trace.kernels if kernel.op == "aten::convolution")
+    assert convolution.layer == "0" and convolution.source == f"recorder/test_step.py:{frame.line} {frame.function}"
+    written = tmp_path / "step"
+    simgpu.write_trace(recording.trace, written)
+    assert simgpu.load_trace(written).kernels == recording.trace.kernels
 
 
 def test_a_gpu_without_a_time_model_has_requests_and_no_trace() -> None:
