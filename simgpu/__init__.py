@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from simgpu.papers.reproduction import Reproduction
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
-    from simgpu.recorder.allocations.entry import record_requests
+    from simgpu.recorder.requests import record_requests
     from simgpu.recorder.step.entry import record_step
     from simgpu.report.writing import write_report
     from simgpu.simulation.config import RunConfig
@@ -90,7 +90,7 @@ _NAMES = {
     "simgpu.papers.reproduction": ("Reproduction",),
     "simgpu.policies.registry": ("policy_names",),
     "simgpu.recorder": ("record",),
-    "simgpu.recorder.allocations.entry": ("record_requests",),
+    "simgpu.recorder.requests": ("record_requests",),
     "simgpu.recorder.step.entry": ("record_step",),
     "simgpu.report.writing": ("write_report",),
     "simgpu.simulation.config": ("RunConfig",),

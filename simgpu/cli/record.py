@@ -23,8 +23,8 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
 from simgpu.recorder import record as record_model
-from simgpu.recorder.allocations.entry import DEFAULT_ITERATIONS, ZERO_GRAD
 from simgpu.recorder.inputs import named_inputs
+from simgpu.recorder.requests import DEFAULT_ITERATIONS, ZERO_GRAD
 from simgpu.trace.folder import write_trace
 
 _DEVICES = suggest(lambda: ("cpu", "cuda"))

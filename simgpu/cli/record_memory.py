@@ -12,7 +12,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.io.atomic import atomic_file
 from simgpu.memory.caching.requested import snapshot_document
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
-from simgpu.recorder.allocations.entry import DEFAULT_ITERATIONS, record_requests
+from simgpu.recorder.requests import DEFAULT_ITERATIONS, record_requests
 from simgpu.units import format_bytes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from simgpu.errors import InputError
-from simgpu.recorder.allocations.log import AllocationLog
+from simgpu.recorder.allocation_log import AllocationLog
 from simgpu.recorder.notes import BlockNote
 from simgpu.trace.model import BlockKind
 

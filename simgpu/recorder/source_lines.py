@@ -17,7 +17,7 @@ _INSTALLED = tuple({sysconfig.get_paths()[kind] + sep for kind in ("purelib", "p
 _RECORDER = Path(__file__).parent
 #: Modules of this package that run the user's code.
 _CALLERS = frozenset(
-    str(_RECORDER / path) for path in ("arguments.py", "iteration.py", "allocations/loop.py", "allocations/watch.py")
+    str(_RECORDER / path) for path in ("arguments.py", "iteration.py", "loop/training.py", "loop/watch.py")
 )
 _SKIPPED = (
     "<",

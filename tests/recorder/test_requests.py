@@ -171,7 +171,7 @@ def test_requests_name_the_layer_and_the_line_that_runs() -> None:
         assert (frame.function, frame.line) == ("forward", line) and frame.file.endswith("test_requests.py")
 
 
-def test_a_report_tells_what_holds_the_memory_and_whether_it_fits() -> None:
+def test_a_report_shows_what_holds_the_memory_and_whether_it_fits() -> None:
     report = simgpu.explain_allocations(requests(iterations=2), capacity=32 * MIB)
     assert report.failure is None
     contents = {holder.where: holder.bytes for holder in report.contents}

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from simgpu.recorder.allocations.log import Hidden, Life
+from simgpu.recorder.allocation_log import Hidden, Life
 from simgpu.recorder.modelled.operations import PRODUCTS, arguments, work_of
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 

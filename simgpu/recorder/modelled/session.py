@@ -12,8 +12,6 @@ import torch
 
 from simgpu.errors import InputError, SimgpuError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.recorder.allocations.loop import TrainingLoop
-from simgpu.recorder.allocations.watch import watch_loop
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import Autocasts, compute_format, watched
 from simgpu.recorder.environment import tool_name
@@ -22,6 +20,8 @@ from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.loop.training import TrainingLoop
+from simgpu.recorder.loop.watch import watch_loop
 from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts

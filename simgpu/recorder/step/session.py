@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.recorder.allocations.log import AllocationLog, HiddenMemory
-from simgpu.recorder.allocations.watch import moved_tensors
+from simgpu.recorder.allocation_log import AllocationLog, HiddenMemory
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
 from simgpu.recorder.clocks import CudaClock, HostClock
@@ -24,6 +23,7 @@ from simgpu.recorder.environment import device_name, device_notes, tool_name
 from simgpu.recorder.gradient_sums import fold_sums, sums_in_place
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.loop.watch import moved_tensors
 from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
@@ -33,9 +33,9 @@ from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.session import no_garbage_collection
-from simgpu.recorder.step.entry import StepRecording
 from simgpu.recorder.step.fake import OnCpu, RealArguments, Stand, fake_parts
 from simgpu.recorder.step.last import last_step
+from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
 from simgpu.recorder.timing import TimingPass
 from simgpu.recorder.unsupported import check_module, refuse_unsupported

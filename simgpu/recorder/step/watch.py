@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from simgpu.recorder.allocations.watch import LoopPass
 from simgpu.recorder.gradient_sums import mark_meetings
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.loop.watch import LoopPass
 from simgpu.recorder.scratch import ScratchMeter
 from simgpu.trace.model import BlockKind, Phase
 

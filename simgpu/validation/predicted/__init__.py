@@ -1,1 +1,1 @@
-"""Predicted peaks of memory beside those that others measured."""
+"""Compares predicted peaks of memory with those that others measured."""

@@ -9,7 +9,7 @@ from statistics import median
 from simgpu.memory.caching.replay import replay
 from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings
-from simgpu.recorder.allocations.entry import record_requests
+from simgpu.recorder.requests import record_requests
 from simgpu.validation.predicted.measured import ESTIMATORS, Estimate, MeasuredPeak
 
 OURS = "simgpu"

@@ -61,7 +61,7 @@ def _language(model: str, config: str, attention: str, **sizes: Any) -> Callable
         mask = torch.ones(batch, _TOKENS, dtype=torch.int64)
         mask[1:, -1] = 0
         inputs = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.clone()}
-        return getattr(transformers, model)._from_config(configured), inputs
+        return getattr(transformers, model)._from_config(configured), inputs, (), None  # the model's own loss
 
     return factory
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from simgpu.recorder.allocations.log import AllocationLog, HiddenMemory
-from simgpu.recorder.allocations.loop import TrainingLoop, run_loop
+from simgpu.recorder.allocation_log import AllocationLog, HiddenMemory
 from simgpu.recorder.gradient_sums import sums_in_place
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
+from simgpu.recorder.loop.training import TrainingLoop, run_loop
 from simgpu.recorder.scratch import NoScratch, ScratchMeter
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload

@@ -35,7 +35,7 @@ def record_requests(
 
     The loop moves the model to the GPU, creates the optimizer, and runs `iterations` steps with batches of one shape.
     Its names stay in scope, as in Python: the previous batch and loss live until the next are assigned.
-    `simgpu.explain_allocations` tells what PyTorch's allocator does with the requests.
+    `simgpu.explain_allocations` shows what PyTorch's allocator does with the requests.
 
     factory, optimizer, inputs, grad_scaler, progress: as in `simgpu.record`. Optimizers use PyTorch's multi-tensor
         (foreach) operators, as on a GPU, unless they are created with ``foreach=False`` or ``fused=True``.
@@ -61,7 +61,7 @@ def record_requests(
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
     from simgpu.hardware.nodes import load_node
-    from simgpu.recorder.allocations.loop import TrainingLoop, ZeroGrad
+    from simgpu.recorder.loop.training import TrainingLoop, ZeroGrad
     from simgpu.recorder.modelled.session import ModelledSession
 
     session = ModelledSession(
