@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.analysis.tables import facts_html
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
 from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
@@ -19,6 +20,7 @@ from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction, Frame
 from simgpu.trace.requests import MemoryRequests
+from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,9 +83,9 @@ class SettingsTrial:
     failed: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AllocationReport:
-    """What `explain_allocations` finds.
+    """What `explain_allocations` finds. Prints and displays as a short summary.
 
     equal_allocations, equal_segments: how many of the recorded ones the model of the allocator puts at the recorded
     address. requested, allocated, reserved: peaks in bytes. capacity: bytes for the allocator, None if not known.
@@ -113,6 +115,31 @@ class AllocationReport:
     trials: tuple[SettingsTrial, ...]
     levels: NDArray[np.int64]
     where: tuple[str, ...]
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Peaks, what holds the memory, and whether it fits, as names and texts."""
+        more = 100 * (self.reserved / self.allocated - 1) if self.allocated else 0.0
+        held = "; ".join(f"{holder.where} {format_bytes(holder.bytes)}" for holder in self.contents)
+        facts = [
+            ("requests", f"{self.trace.name}: {len(self.trace.allocations)} allocations, by {self.trace.tool}"),
+            ("peak allocated", format_bytes(self.allocated)),
+            ("peak reserved", f"{format_bytes(self.reserved)} without a limit, {more:.1f}% more than allocated"),
+        ]
+        if held:
+            facts.append(("at the peak" if self.failure is None else "when it failed", held))
+        return facts + ([] if self.capacity is None else [("verdict", self._verdict(self.capacity))])
+
+    def _verdict(self, capacity: int) -> str:
+        if self.failure is None:
+            return f"fits in {format_bytes(capacity)}"
+        request, free = format_bytes(self.failure.request), format_bytes(self.failure.free)
+        return f"out of memory in {format_bytes(capacity)}: {request} requested, {free} not reserved"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<16}{text}" for name, text in self.facts())
+
+    def _repr_html_(self) -> str:
+        return facts_html(self.facts())
 
     def plot(self) -> Figure:
         """The recording as a matplotlib figure: memory over events, above where each allocation was."""

@@ -25,6 +25,7 @@ _SKIPPED = (
     torch.__path__[0] + sep,
     sysconfig.get_paths()["scripts"] + sep,
 )
+_CELL = f"{sep}ipykernel_"
 _LIBRARY = sysconfig.get_paths()["stdlib"] + sep
 
 
@@ -37,7 +38,9 @@ def source_line() -> Frame | None:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in _CALLERS:
         if not _is_skipped(frame.f_code.co_filename):
-            return Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno)
+            file = frame.f_code.co_filename
+            # Jupyter runs a cell as a temporary file, whose name says nothing and differs from run to run.
+            return Frame(frame.f_code.co_name, "notebook.py" if _CELL in file else file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
