@@ -10,10 +10,11 @@ import click
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
 from simgpu.errors import InputError, did_you_mean
-from simgpu.units import format_bytes
 from simgpu.validation.predicted.comparison import OURS, EstimatorSummary, PredictedPeak, predict_peak, summaries
 from simgpu.validation.predicted.measured import ESTIMATORS, MeasuredPeak, measured_peaks
 from simgpu.version import __version__
+
+_MIB = 2**20
 
 
 @click.command()
@@ -41,8 +42,9 @@ def memory(runs: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         click.echo(json.dumps(_document(compared), indent=2))
         return
     screen = Screen()
-    headers = ("run", "measured", "predicted", OURS, *ESTIMATORS)
-    screen.print(table(headers, _rows(compared), unbroken=range(1, len(headers))))
+    screen.print("peaks in MiB, and the error of each estimator, or its wrong verdict")
+    headers = ("run", "measured", OURS, "error", *ESTIMATORS)
+    screen.print(table(headers, _rows(compared), unbroken=range(len(headers))))
     for title, part in _groups(compared):
         screen.print()
         screen.print(table((title, "median error", "right verdicts"), _summary_rows(summaries(part))))
@@ -63,8 +65,8 @@ def _rows(compared: Sequence[PredictedPeak]) -> Iterator[tuple[str, ...]]:
         errors = (_error(run, estimator) for estimator in (OURS, *ESTIMATORS))
         yield (
             f"{measured.model} {measured.optimizer} {measured.batch}",
-            "OOM" if measured.oom else format_bytes(measured.peak),
-            "OOM" if run.predicted.oom else format_bytes(run.predicted.bytes),
+            "OOM" if measured.oom else str(measured.peak // _MIB),
+            "OOM" if run.predicted.oom else str(run.predicted.bytes // _MIB),
             *errors,
         )
 

@@ -70,7 +70,7 @@ def _language(model: str, config: str, attention: str, **sizes: Any) -> Callable
 NETWORKS: dict[str, Callable[..., Any]] = {
     "convnext-base": _vision(lambda models: models.convnext_base()),
     "mnasnet": _vision(lambda models: models.MNASNet(1.0, num_classes=_CLASSES)),
-    "mobilenet-v3-large": _vision(_mobilenet_v3_large),
+    "mobilenet-v3-l": _vision(_mobilenet_v3_large),
     "regnet-y-400mf": _vision(lambda models: models.regnet_y_400mf()),
     "resnet152": _vision(lambda models: models.resnet152()),
     "vgg16": _vision(lambda models: models.vgg16()),
@@ -87,7 +87,7 @@ NETWORKS: dict[str, Callable[..., Any]] = {
         resid_dropout=0,
     ),
     "t5-small": _language("T5ForConditionalGeneration", "T5Config", "eager", decoder_start_token_id=0),
-    "cerebras-gpt-111m": _language(
+    "cerebras-111m": _language(
         "GPT2LMHeadModel",
         "GPT2Config",
         "sdpa",
