@@ -256,7 +256,7 @@ def searches_document(searches: Sequence[Search], about: Mapping[str, Any]) -> d
     if searches:
         first = searches[0]
         trace = {"name": first.trace_name, **asdict(first.trace), "origin": first.trace.origin.value}
-        of = {"trace": trace, "node": asdict(first.node), "budget_bytes": first.budget}
+        of = {"trace": trace, "node": first.node.to_dict(context=False), "budget_bytes": first.budget}
     return {"schema": SEARCH_FOLDER.schema, **about, **of, "searches": [search.to_dict() for search in searches]}
 
 

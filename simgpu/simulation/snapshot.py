@@ -51,6 +51,7 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
             iterations=result.iterations,
             pool="caching",
             allocator=parse(result.allocator) if result.allocator else None,
+            context=result.context or 0,
             engine="simpy",
             observe=observe,
         )
@@ -77,8 +78,9 @@ class _Recording:
     """The allocator of one GPU. note: called for each request that was granted, refused (None) or released."""
 
     def __init__(self, result: Result, limit: int | None, gpu: int) -> None:
-        settings = parse(result.allocator) if result.allocator else None
-        self.recorder = SnapshotRecorder(CachingAllocator(ExclusiveDevice(limit), settings), gpu)
+        settings, context = parse(result.allocator) if result.allocator else None, result.context or 0
+        device = ExclusiveDevice(None if limit is None else limit + context, context)
+        self.recorder = SnapshotRecorder(CachingAllocator(device, settings), gpu)
         self._graph = result.graph
         self._held: dict[int, MemoryBlock] = {}
         self._refused: BlockRequest | None = None

@@ -38,7 +38,7 @@ class SnapshotRecorder:
         frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in stack]
         if block is None:
             device = self.allocator.device
-            free = max((device.total or 0) - self.allocator.statistics.reserved, 0)
+            free = max((device.total or 0) - device.context - self.allocator.statistics.reserved, 0)
             rounded = self.allocator.settings.rounded(size)
             self._events.append(self._event(AllocatorAction.OOM, None, rounded, stream, frames) | {"device_free": free})
             return None
