@@ -15,12 +15,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from simgpu.analysis.plots import RunFigure
+from simgpu.analysis.plots import LIVE_COLOUR, PADDING_COLOUR, RESERVED_COLOUR, RunFigure
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction, short_line
 from simgpu.units import BYTE_UNITS
 
 _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
-_RESERVED, _ALLOCATED, _REQUESTED = "#CC6677", "#DDAA33", "#4477AA"
 _OTHER, _FREE = "#BBBBBB", "#F2F2F2"
 _COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44AA99")
 _FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
@@ -85,9 +84,9 @@ def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:
     unit, name = _unit(int(levels.max(initial=1)))
     requested, allocated, reserved = levels / unit
     events = np.arange(levels.shape[1])
-    ax.fill_between(events, 0, requested, step="post", color=_REQUESTED, linewidth=0, label="requested")
-    ax.fill_between(events, requested, allocated, step="post", color=_ALLOCATED, linewidth=0, label="allocated")
-    ax.step(events, reserved, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
+    ax.fill_between(events, 0, requested, step="post", color=LIVE_COLOUR, linewidth=0, label="requested")
+    ax.fill_between(events, requested, allocated, step="post", color=PADDING_COLOUR, linewidth=0, label="allocated")
+    ax.step(events, reserved, where="post", color=RESERVED_COLOUR, linewidth=1.4, label="reserved")
     ax.set_ylim(bottom=0)
     ax.set_ylabel(f"memory ({name})")
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)

@@ -69,7 +69,8 @@ class _StringTable:
 
 def _require_exact(label: str, timeline: Timeline) -> None:
     sampled = (column for curve in timeline.memories for column in (curve.time_ns, curve.live, curve.used))
-    columns = [timeline.end_ns, timeline.bytes, *sampled]
+    reserved = (curve.reserved for curve in timeline.memories if curve.reserved is not None)
+    columns = [timeline.end_ns, timeline.bytes, *sampled, *reserved]
     largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
     if largest > EXACT:
         what = f"time or size {largest} exceeds 2**53: a browser cannot show it exactly"
@@ -171,6 +172,7 @@ def _memory(title: str, curve: MemoryCurve) -> Mapping[str, Any]:
         "time": _steps(curve.time_ns),
         "live": _steps(curve.live),
         "padding": _steps(padding) if padding.any() else None,
+        **({} if curve.reserved is None else {"reserved": _steps(curve.reserved)}),
     }
 
 

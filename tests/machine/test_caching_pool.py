@@ -10,14 +10,18 @@ from simgpu.experiments.compare import compare
 from simgpu.experiments.scenarios.load import make_scenario
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.machine.compiled_engine import Engine
+from simgpu.machine.run import run_program
 from simgpu.memory.caching.pool import CachingPool
 from simgpu.memory.caching.settings import parse
+from simgpu.program.instructions import COMPUTE, Acquire, Await, Launch, Release, Signal
 from simgpu.report.page import facts
 from simgpu.report.recorded import recorded_from
 from simgpu.simulation.result import Result
 from simgpu.simulation.snapshot import memory_snapshot
+from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
+from tests.semantics.hand_made import block, graph, kernel, program
 
 MIB = 2**20
 
@@ -56,6 +60,45 @@ def test_a_run_reports_live_allocated_and_reserved_peaks() -> None:
     assert metrics.device_peak_bytes <= metrics.device_peak_used_bytes <= result.high_water == metrics.reserved_bytes
     assert result.high_water % (2 * MIB) == 0
     assert "reserved" in repr(result) and result.to_dict()["metrics"]["device_reserved_bytes"] == result.high_water
+
+
+def test_reserved_memory_is_a_curve_above_allocated_memory() -> None:
+    result = run(layers(12, 12, 12), "vdnn", memory=40 * MIB)
+    (curve,) = result.timeline.device_memories
+    assert curve.reserved is not None and (curve.reserved >= curve.used).all() and (curve.used >= curve.live).all()
+    assert int(curve.reserved.max()) == result.high_water and not (curve.reserved % (2 * MIB)).any()
+    assert all(each.reserved is None for each in result.timeline.shared_memories)
+    axes = result.plot("run").axes[-1]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "reserved, peak\n24 MiB"
+
+
+def test_other_pools_have_no_reserved_curve() -> None:
+    for pool in ("counting", "addressed"):
+        timeline = simgpu.simulate(layers(12, 12), node(), "none", pool=pool).timeline
+        assert not timeline.has_reserved and all(each.reserved is None for each in timeline.memories)
+
+
+@pytest.mark.parametrize("engine", ["simpy", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_what_a_refused_request_frees_is_in_the_curve(engine: Engine) -> None:
+    """At 10 ns, a request of 30 MiB frees the unused segment of 12 MiB, and waits until that of 14 MiB is too."""
+    tasks = graph(
+        [kernel("k1", writes="a b"), kernel("k2", reads="b", writes="c")],
+        [block("a", 12 * MIB), block("b", 14 * MIB), block("c", 30 * MIB)],
+    )
+    code = program(
+        {
+            COMPUTE: [Acquire((0, 1)), Launch(0), Release((0,)), Signal(0), Launch(1), Release((1,))],
+            StreamId(0, "d2h"): [Await(0), Acquire((2,)), Release((2,))],
+        }
+    )
+    ran = run_program(code, tasks, node(), budget=40 * MIB, pool="caching", iterations=1, engine=engine)
+    curve = ran.timeline.memories[0]
+    assert curve.reserved is not None
+    columns = curve.time_ns, curve.used // MIB, curve.reserved // MIB
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
+        *[(0, 0, 0), (0, 26, 26), (10, 14, 26), (10, 14, 14)],
+        *[(20, 0, 14), (20, 30, 30), (20, 0, 30)],
+    ]
 
 
 def test_the_time_of_a_run_that_fits_does_not_depend_on_its_allocator() -> None:

@@ -104,6 +104,11 @@ class CachingPool:
         """The peak of reserved memory, bytes."""
         return self.allocator.statistics.reserved_peak
 
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments: what the allocator has from the device."""
+        return self.allocator.statistics.reserved
+
     def state(self) -> Hashable:
         """The addresses of all blocks, and the free ones in their order."""
         held = tuple(sorted((number, block.address, block.size) for number, block in self.held.items()))
