@@ -20,6 +20,7 @@ from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import WorkDone, missing_work, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
+from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.policies.base import plain_parameters
 from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
@@ -132,6 +133,11 @@ class Result:
             return f"not known: {missing}"
         source = f"modelled per component of the {gpu.name} (sources: `simgpu list nodes`)"
         return source if gpu.is_called(device) else f"{source}, with kernel times of {device}"
+
+    @property
+    def allocator_settings(self) -> AllocatorSettings | None:
+        """The settings of PyTorch's allocator, None for its defaults."""
+        return parse(self.allocator) if self.allocator else None
 
     @property
     def kernel_times(self) -> str:

@@ -13,7 +13,6 @@ from simgpu.machine.run import run_program
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
-from simgpu.memory.caching.settings import parse
 from simgpu.memory.caching.snapshot import SnapshotRecorder
 from simgpu.simulation.result import Result
 from simgpu.trace.allocations import Frame
@@ -50,7 +49,7 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
             budget=limit,
             iterations=result.iterations,
             pool="caching",
-            allocator=parse(result.allocator) if result.allocator else None,
+            allocator=result.allocator_settings,
             context=result.context or 0,
             engine="simpy",
             observe=observe,
@@ -78,9 +77,9 @@ class _Recording:
     """The allocator of one GPU. note: called for each request that was granted, refused (None) or released."""
 
     def __init__(self, result: Result, limit: int | None, gpu: int) -> None:
-        settings, context = parse(result.allocator) if result.allocator else None, result.context or 0
+        context = result.context or 0
         device = ExclusiveDevice(None if limit is None else limit + context, context)
-        self.recorder = SnapshotRecorder(CachingAllocator(device, settings), gpu)
+        self.recorder = SnapshotRecorder(CachingAllocator(device, result.allocator_settings), gpu)
         self._graph = result.graph
         self._held: dict[int, MemoryBlock] = {}
         self._refused: BlockRequest | None = None
@@ -89,6 +88,7 @@ class _Recording:
         self.recorder.time_us = now // 1000
         self._refused = request if acquired is None else None
         if acquired is None:
+            self.recorder.attempt([(size, self._stack(block)) for block, size in request.prepared[2]])
             return
         for block, size in request.prepared[2]:
             if acquired:

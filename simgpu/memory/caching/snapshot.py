@@ -46,6 +46,19 @@ class SnapshotRecorder:
         self._events.append(self._event(AllocatorAction.ALLOC, block.address, size, stream, frames))
         return block
 
+    def attempt(self, requests: Sequence[tuple[int, Sequence[Frame]]]) -> None:
+        """Allocate blocks and free them again, up to one for which there is no memory, without an error: its request
+        waits. What the attempt frees is recorded. requests: sizes and stacks."""
+        allocated = []
+        for size, stack in requests:
+            block = self.allocate(size, stack=stack)
+            if block is None:
+                self._events.pop()  # the error
+                break
+            allocated.append(block)
+        for block in allocated:
+            self.free(block)
+
     def free(self, block: MemoryBlock) -> None:
         """Free a block."""
         frames = self._frames.pop(id(block), [])
