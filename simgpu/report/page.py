@@ -44,6 +44,7 @@ SCRIPTS = (
     "axis.js",
     "spans.js",
     "memory.js",
+    "segments.js",
     "facts.js",
     "search.js",
     "marks.js",
@@ -78,6 +79,7 @@ def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
         bars=bars,
         looks=shown_looks(bars),
         shown=[ran for ran in recorded.runs if ran.timeline is not None],
+        maps=any(ran.addresses for ran in recorded.runs),
         perfetto=perfetto,
         data=Markup(_embedded(page_data(recorded))),
     )

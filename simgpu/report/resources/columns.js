@@ -116,6 +116,7 @@ class Run {
     this.tracks = data.tracks.map(track => new Track(track));
     this.memory = data.memory.map(curve => new Curve(curve));
     this.shared = data.shared.map(curve => new Curve(curve));
+    this.maps = (data.maps || []).map(map => new SegmentMap(map));
     this.tasks = page.tasksOf(data.tasks);
     const last = this.tracks.map(track => track.count ? track.end[track.count - 1] : 0);
     this.end = Math.max(1, ...this.ends, ...last);
