@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from simgpu.machine.containers import BlockRequest
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.pool import CachingPool
@@ -29,8 +32,21 @@ def address_ranges(result: Result) -> tuple[AddressRange, ...]:
     def observe(gpu: int, now: int, acquired: bool | None, request: BlockRequest) -> None:
         gpus[gpu].repeat(now, acquired, request)
 
+    run_again(result, limit, observe)
+    timeline = result.timeline
+    end = max(*timeline.iteration_ends_ns, int(timeline.end_ns.max(initial=0)))
+    return tuple(each for memory in gpus for each in memory.ranges(end))
+
+
+def run_again(
+    result: Result, limit: int | None, observe: Callable[[int, int, bool | None, BlockRequest], None]
+) -> None:
+    """Run the program of a result again with PyTorch's allocator, and let `observe` see each request for memory.
+
+    limit: bytes of each GPU's memory, None for unlimited. The result's graph has the program's transforms already.
+    """
     run_program(
-        result.program,
+        replace(result.program, transforms=()),
         result.graph,
         result.node,
         budget=limit,
@@ -41,9 +57,6 @@ def address_ranges(result: Result) -> tuple[AddressRange, ...]:
         engine="simpy",
         observe=observe,
     )
-    timeline = result.timeline
-    end = max(*timeline.iteration_ends_ns, int(timeline.end_ns.max(initial=0)))
-    return tuple(each for memory in gpus for each in memory.ranges(end))
 
 
 class _Memory:

@@ -9,11 +9,11 @@ from typing import Any
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.io.atomic import atomic_file
 from simgpu.machine.containers import BlockRequest
-from simgpu.machine.run import run_program
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
 from simgpu.memory.caching.snapshot import SnapshotRecorder
+from simgpu.simulation.addresses import run_again
 from simgpu.simulation.result import Result
 from simgpu.trace.allocations import Frame
 
@@ -42,18 +42,7 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
         recorders[gpu].note(now, acquired, request)
 
     try:
-        run_program(
-            result.program,
-            result.graph,
-            result.node,
-            budget=limit,
-            iterations=result.iterations,
-            pool="caching",
-            allocator=result.allocator_settings,
-            context=result.context or 0,
-            engine="simpy",
-            observe=observe,
-        )
+        run_again(result, limit, observe)
     except OutOfMemoryError:
         for each in recorders:
             each.fail()

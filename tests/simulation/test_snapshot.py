@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -96,6 +97,20 @@ def test_address_ranges_are_those_of_the_runs_curves(
         for found in (blocks, segments):
             assert all(one[1] <= other[0] for one, other in pairwise(found))
         assert allocator or all(any(low <= a and b <= high for low, high in segments) for a, b in blocks)
+
+
+def test_several_gpus_have_a_snapshot_and_address_ranges_each(tmp_path: Path) -> None:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    node = replace(node, gpus=2, gpu=replace(node.gpu, dram_bandwidth=10**12))
+    result = simgpu.simulate(trace, node, "none", pool="caching", gpus=2, exchange="gather")
+    write_memory_snapshot(result, tmp_path / "run.pickle")
+    for gpu in range(2):
+        snapshot = load_snapshot(tmp_path / "run.pickle", gpu)
+        reserved = max(curve.reserved.max() for curve in result.timeline.memories if curve.gpu == gpu)  # type: ignore[union-attr]
+        assert reproduce(snapshot).allocator.statistics.reserved_peak == reserved
+        assert sum(each.size for each in snapshot.after) == sum(
+            each.bytes for each in address_ranges(result) if each.gpu == gpu and not each.block
+        )
 
 
 def test_other_pools_have_no_address_ranges() -> None:

@@ -77,7 +77,7 @@ function nameBlock(context, run, block, x, y, width, height) {
 }
 
 /** What stands beside the map: its title, sizes, and how many blocks are too small to be in the page. */
-function paintMapAxis(context, layout, theme, map) {
+function paintMapAxis(context, run, layout, theme, map) {
   const height = layout.mapEnd - layout.mapTop;
   const unit = SIZES.find(([, factor]) => map.total >= 1.18 * factor) || ["B", 1];
   const step = Math.max(1 / unit[1], stepFor(1000 * map.total / unit[1], 4) / 1000) * unit[1];
@@ -89,7 +89,8 @@ function paintMapAxis(context, layout, theme, map) {
     context.fillText(`${short(bytes / unit[1])} ${unit[0]}`, layout.left - 6, layout.mapEnd - bytes / map.total * height);
   if (map.omitted) context.fillText(`${map.omitted.toLocaleString("en")} smaller blocks are left out`, layout.right, layout.mapTop - 11);
   context.textAlign = "left";
-  context.fillText("segment map: addresses of tensors", layout.left, layout.mapTop - 11);
+  const whose = run.maps.length > 1 ? ` of GPU ${run.maps.indexOf(map)}` : "";
+  context.fillText(`segment map${whose}: addresses of tensors`, layout.left, layout.mapTop - 11);
 }
 
 /** What is at a place of the map. */

@@ -64,7 +64,7 @@ class Stage {
     paintMemory(context, run, layout, view, theme, this.scale);
     const map = run.maps[this.scale.first];
     if (map) {
-      paintMapAxis(context, layout, theme, map);
+      paintMapAxis(context, run, layout, theme, map);
       paintMap(context, run, layout, view, theme, map, this.page.data.map_colours);
     }
     paintEnds(context, layout, view, theme, run.ends);
