@@ -44,9 +44,10 @@ from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
 from simgpu.io.input_files import read_json
 from simgpu.program.text import to_json
 from simgpu.simulation.addresses import address_ranges
+from simgpu.timeline.addresses import ADDRESSES
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
 from simgpu.timeline.perfetto import write_perfetto
-from simgpu.trace.columns import ADDRESSES, BLOCKS, KERNELS
+from simgpu.trace.columns import BLOCKS, KERNELS
 from simgpu.trace.tables import write_table
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
 from simgpu.io.input_files import read_json
 from simgpu.simulation.addresses import address_ranges
+from simgpu.timeline.addresses import ADDRESSES, MemoryRange
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
-from simgpu.trace.allocations import AddressRange
-from simgpu.trace.columns import ADDRESSES, BLOCKS, KERNELS, LARGEST
+from simgpu.trace.columns import BLOCKS, KERNELS, LARGEST
 from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
 from simgpu.trace.tables import ReadTable, read_table
 from simgpu.version import __version__
@@ -69,7 +69,7 @@ class Ran:
     timeline: Timeline | None = None
     kernels: tuple[Kernel, ...] = ()
     blocks: tuple[Block, ...] = ()
-    addresses: tuple[AddressRange, ...] = ()
+    addresses: tuple[MemoryRange, ...] = ()
 
     @property
     def label(self) -> str:
@@ -231,7 +231,7 @@ def _read_policy(folder: Path, entry: Mapping[str, Any], name: str) -> Ran:
     kernels, blocks = read_table(folder / KERNELS.file, KERNELS), read_table(folder / BLOCKS.file, BLOCKS)
     file = folder / ADDRESSES.file
     # An earlier version wrote no such file.
-    addresses = read_table(file, ADDRESSES) if file.exists() else ReadTable[AddressRange]()
+    addresses = read_table(file, ADDRESSES) if file.exists() else ReadTable[MemoryRange]()
     problems += kernels.problems + blocks.problems + addresses.problems
     if timeline is None or problems:
         raise InputError(problems)

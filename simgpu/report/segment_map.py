@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from simgpu.analysis.addresses import KIND_COLOURS, compacted
+from simgpu.timeline.addresses import MemoryRange
 from simgpu.timeline.model import Column
-from simgpu.trace.allocations import AddressRange
 from simgpu.trace.model import Block
 
 #: The most blocks, and the most segments, that a run's map shows; together about 600 kB of the page.
@@ -21,10 +21,10 @@ MOST = 20_000
 
 
 def segment_maps(
-    ranges: Iterable[AddressRange], blocks: Sequence[Block], last: tuple[int, int], most: int = MOST
+    ranges: Iterable[MemoryRange], blocks: Sequence[Block], last: tuple[int, int], most: int = MOST
 ) -> list[dict[str, Any]]:
     """A map for each GPU, in order. last: begin and end (ns) of the last iteration."""
-    by_gpu: dict[int, list[AddressRange]] = {}
+    by_gpu: dict[int, list[MemoryRange]] = {}
     for each in ranges:
         by_gpu.setdefault(each.gpu, []).append(each)
     number = {block.id: place for place, block in enumerate(blocks)}
@@ -36,7 +36,7 @@ def map_colours() -> dict[str, str]:
     return {kind.value.replace("_", " "): colour for kind, colour in KIND_COLOURS.items()}
 
 
-def _map(ranges: Sequence[AddressRange], number: Mapping[str, int], last: tuple[int, int], most: int) -> dict[str, Any]:
+def _map(ranges: Sequence[MemoryRange], number: Mapping[str, int], last: tuple[int, int], most: int) -> dict[str, Any]:
     segments = [each for each in ranges if not each.block]
     blocks = [each for each in ranges if each.block]
     memory = compacted((each.address, each.address + each.bytes) for each in segments)
@@ -49,7 +49,7 @@ def _map(ranges: Sequence[AddressRange], number: Mapping[str, int], last: tuple[
     }
 
 
-def _largest(ranges: Sequence[AddressRange], last: tuple[int, int], most: int) -> list[AddressRange]:
+def _largest(ranges: Sequence[MemoryRange], last: tuple[int, int], most: int) -> list[MemoryRange]:
     """At most `most` ranges, in their order: those of the last iteration first, then by bytes times time."""
     if len(ranges) <= most:
         return list(ranges)
@@ -62,7 +62,7 @@ def _largest(ranges: Sequence[AddressRange], last: tuple[int, int], most: int) -
     return [ranges[at] for at in sorted(sorted(range(len(ranges)), key=rank)[:most])]
 
 
-def _columns(ranges: Sequence[AddressRange], places: Any) -> dict[str, list[int]]:
+def _columns(ranges: Sequence[MemoryRange], places: Any) -> dict[str, list[int]]:
     """Begins as steps from one to the next; lengths in time, places without gaps, and bytes."""
     starts: Column = np.array([each.start_ns for each in ranges], dtype=np.int64)
     return {

@@ -9,10 +9,10 @@ from simgpu.machine.containers import BlockRequest
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.pool import CachingPool
 from simgpu.simulation.result import Result
-from simgpu.trace.allocations import AddressRange
+from simgpu.timeline.addresses import MemoryRange
 
 
-def address_ranges(result: Result) -> tuple[AddressRange, ...]:
+def address_ranges(result: Result) -> tuple[MemoryRange, ...]:
     """The ranges of addresses of a run, by GPU, then by their begin; segments before the blocks in them.
 
     Empty for a run with another pool. The run's program runs again, on SimPy: its requests and their order are those of
@@ -71,10 +71,10 @@ class _Memory:
         self.pool.allocator.observe = self._segment
         self.gpu = gpu
         self.now = 0
-        self.held: dict[int, AddressRange] = {}
+        self.held: dict[int, MemoryRange] = {}
         self.segments: dict[int, tuple[int, int]] = {}
         self._names = [block.id for block in result.graph.blocks]
-        self._ended: list[AddressRange] = []
+        self._ended: list[MemoryRange] = []
 
     def repeat(self, now: int, acquired: bool | None, request: BlockRequest) -> None:
         """Grant, refuse (None) or release a request as the run did; what a refused one frees is freed here too."""
@@ -84,13 +84,13 @@ class _Memory:
             assert granted == bool(acquired)
             for block, _ in request.prepared[2] if granted else ():
                 held = self.pool.held[block]
-                self.held[block] = AddressRange(self.gpu, self._names[block], held.address, held.size, now, now)
+                self.held[block] = MemoryRange(self.gpu, self._names[block], held.address, held.size, now, now)
             return
         for block, _ in request.prepared[2]:
             self._end(self.held.pop(block))
         self.pool.release(request.prepared)
 
-    def ranges(self, end: int) -> list[AddressRange]:
+    def ranges(self, end: int) -> list[MemoryRange]:
         """All ranges, at the end of the run."""
         self.now = end
         for block in list(self.held):
@@ -99,8 +99,8 @@ class _Memory:
             self._segment("segment_free", address, stop - address, 0)
         return sorted(self._ended, key=lambda each: (each.start_ns, each.block != "", each.address, each.end_ns))
 
-    def _end(self, held: AddressRange) -> None:
-        ended = AddressRange(held.gpu, held.block, held.address, held.bytes, held.start_ns, self.now)
+    def _end(self, held: MemoryRange) -> None:
+        ended = MemoryRange(held.gpu, held.block, held.address, held.bytes, held.start_ns, self.now)
         self._ended.append(ended)
 
     def _segment(self, action: str, address: int, size: int, _: int) -> None:
@@ -112,6 +112,6 @@ class _Memory:
             low, high = max(start, address), min(end, address + size)
             if low < high:
                 del self.segments[start]
-                self._ended.append(AddressRange(self.gpu, "", low, high - low, since, self.now))
+                self._ended.append(MemoryRange(self.gpu, "", low, high - low, since, self.now))
                 rest = [(start, low), (high, end)]
                 self.segments.update({begin: (stop, since) for begin, stop in rest if begin < stop})

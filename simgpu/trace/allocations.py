@@ -94,23 +94,6 @@ class AllocatorSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class AddressRange:
-    """Where something was in a GPU's memory, and when, in a simulated run.
-
-    gpu: its number. block: the block of the trace that was there; empty for a segment of the allocator. address, bytes:
-    the range. start_ns, end_ns: from when and until when, in nanoseconds; what is there at the end of the run ends with
-    it.
-    """
-
-    gpu: int
-    block: str
-    address: int
-    bytes: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class AllocationTrace:
     """What the allocator of one GPU did while it was recorded.
 

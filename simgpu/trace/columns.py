@@ -11,7 +11,6 @@ from sys import intern
 from typing import Any, Generic, TypeVar
 
 from simgpu.errors import did_you_mean
-from simgpu.trace.allocations import AddressRange
 from simgpu.trace.model import (
     Access,
     AccessOrder,
@@ -284,19 +283,5 @@ SAVED: Table[SavedTensor] = Table(
         _text("packed_after", blank=None),
         _text("unpacked_before", blank=None),
         _text("released_after", blank=None),
-    ),
-)
-
-#: Not of a trace: where a simulated run with PyTorch's allocator has its blocks and segments.
-ADDRESSES: Table[AddressRange] = Table(
-    "addresses.csv",
-    AddressRange,
-    (
-        _number("gpu", "GPUs"),
-        _text("block", blank=""),
-        _number("address", "bytes"),
-        _number("bytes", "bytes"),
-        _number("start_ns", "nanoseconds"),
-        _number("end_ns", "nanoseconds"),
     ),
 )

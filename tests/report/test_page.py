@@ -25,8 +25,8 @@ from simgpu.report.page import SCRIPTS, page, time_bars
 from simgpu.report.recorded import Ran, ReportInput, read_run, recorded_from
 from simgpu.report.segment_map import segment_maps
 from simgpu.report.writing import write_report
+from simgpu.timeline.addresses import MemoryRange
 from simgpu.timeline.model import Timeline
-from simgpu.trace.allocations import AddressRange
 from simgpu.trace.model import BlockKind, Phase
 from tests.report.runs import CHAIN, NASTY, NODE, TIGHT, cached, renamed, small, written
 from tests.timeline.hand_made import curve_of
@@ -150,8 +150,8 @@ def test_runs_with_other_pools_have_no_segment_map(quickstart: Comparison) -> No
 
 def test_of_a_long_run_the_map_has_the_largest_blocks_of_the_last_iteration() -> None:
     """Five blocks of 1 to 5 bytes in each of 100 iterations of 10 ns."""
-    segment = AddressRange(0, "", 0, 100, 0, 1000)
-    blocks = [AddressRange(0, f"b{k}", k, k, 10 * i, 10 * i + 5) for i in range(100) for k in range(1, 6)]
+    segment = MemoryRange(0, "", 0, 100, 0, 1000)
+    blocks = [MemoryRange(0, f"b{k}", k, k, 10 * i, 10 * i + 5) for i in range(100) for k in range(1, 6)]
     [drawn] = segment_maps([segment, *blocks], [], (990, 1000), most=7)
     assert np.cumsum(drawn["blocks"]["start"]).tolist() == [0, 10, *[990] * 5]
     assert drawn["blocks"]["bytes"] == [5, 5, 1, 2, 3, 4, 5]
