@@ -15,14 +15,12 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from simgpu.analysis.plots import RunFigure
+from simgpu.analysis.addresses import COLOURS, FREE, OTHER, Compacted, compacted
+from simgpu.analysis.plots import LIVE_COLOUR, PADDING_COLOUR, RESERVED_COLOUR, RunFigure
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction, short_line
 from simgpu.units import BYTE_UNITS
 
 _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
-_RESERVED, _ALLOCATED, _REQUESTED = "#CC6677", "#DDAA33", "#4477AA"
-_OTHER, _FREE = "#BBBBBB", "#F2F2F2"
-_COLOURS = ("#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#EE8866", "#44AA99")
 _FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
 
 
@@ -56,7 +54,7 @@ def plot_allocations(
         for ax in (upper, lower):
             ax.axvline(failed, label="out of memory", **_FAILURE)
     _levels(upper, levels)
-    _segment_map(lower, trace, holders, shown[: len(_COLOURS)])
+    _segment_map(lower, trace, holders, shown[: len(COLOURS)])
     lower.set_xlim(0, max(len(trace.events), 1))
     lower.set_xlabel("event")
     if title:
@@ -85,9 +83,9 @@ def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:
     unit, name = _unit(int(levels.max(initial=1)))
     requested, allocated, reserved = levels / unit
     events = np.arange(levels.shape[1])
-    ax.fill_between(events, 0, requested, step="post", color=_REQUESTED, linewidth=0, label="requested")
-    ax.fill_between(events, requested, allocated, step="post", color=_ALLOCATED, linewidth=0, label="allocated")
-    ax.step(events, reserved, where="post", color=_RESERVED, linewidth=1.4, label="reserved")
+    ax.fill_between(events, 0, requested, step="post", color=LIVE_COLOUR, linewidth=0, label="requested")
+    ax.fill_between(events, requested, allocated, step="post", color=PADDING_COLOUR, linewidth=0, label="allocated")
+    ax.step(events, reserved, where="post", color=RESERVED_COLOUR, linewidth=1.4, label="reserved")
     ax.set_ylim(bottom=0)
     ax.set_ylabel(f"memory ({name})")
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
@@ -95,43 +93,35 @@ def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:
 
 def _segment_map(ax: Axes, trace: AllocationTrace, holders: Sequence[str], shown: Sequence[str]) -> None:
     """Each allocation as a rectangle: its events to the right, its addresses upwards; segments without gaps."""
-    starts, offsets, total = _compressed(trace)
-    unit, name = _unit(total)
-    colours = {line: _COLOURS[number] for number, line in enumerate(shown)}
+    memory = _ever_reserved(trace)
+    unit, name = _unit(memory.total)
+    colours = {line: COLOURS[number] for number, line in enumerate(shown)}
     boxes, faces = [], []
-    for number, each in enumerate(extents(trace)):
-        at = int(np.searchsorted(starts, each.address, side="right")) - 1
-        if at < 0:
+    drawn = extents(trace)
+    places = memory.places([each.address for each in drawn]).tolist()
+    for number, (each, place) in enumerate(zip(drawn, places, strict=True)):
+        if place < 0:
             continue
-        low = (offsets[at] + each.address - starts[at]) / unit
-        high = low + each.size / unit
+        low, high = place / unit, (place + each.size) / unit
         boxes.append([(each.begin, low), (each.end, low), (each.end, high), (each.begin, high)])
-        faces.append(colours.get(holders[number], _OTHER) if number < len(holders) else _OTHER)
-    ax.set_facecolor(_FREE)
+        faces.append(colours.get(holders[number], OTHER) if number < len(holders) else OTHER)
+    ax.set_facecolor(FREE)
     ax.add_collection(PolyCollection(boxes, facecolors=faces, linewidths=0, rasterized=True))
-    for offset in offsets[1:] if len(offsets) <= 60 else ():
+    for offset in memory.offsets.tolist()[1:] if len(memory.offsets) <= 60 else ():
         ax.axhline(offset / unit, color="white", linewidth=0.5)
-    ax.set_ylim(0, max(total / unit, 1e-9))
+    ax.set_ylim(0, max(memory.total / unit, 1e-9))
     ax.set_ylabel(f"address, segments only ({name})")
     handles = [Patch(color=colours[line], label=_shortened(short_line(line))) for line in shown]
-    handles += [Patch(color=_OTHER, label="other allocations"), Patch(color=_FREE, label="free, or not reserved")]
+    handles += [Patch(color=OTHER, label="other allocations"), Patch(color=FREE, label="free, or not reserved")]
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
 
 
-def _compressed(trace: AllocationTrace) -> tuple[NDArray[np.int64], list[int], int]:
-    """All ranges of addresses that ever had memory: where they start, and where in the map; and their bytes."""
+def _ever_reserved(trace: AllocationTrace) -> Compacted:
+    """All addresses that ever had memory."""
     ranges = [(each.address, each.address + each.size) for each in (*trace.before, *trace.after)]
     given = (AllocatorAction.SEGMENT_ALLOC, AllocatorAction.SEGMENT_MAP)
     ranges += [(event.address, event.address + event.size) for event in trace.events if event.action in given]
-    joined: list[list[int]] = []
-    for start, end in sorted(ranges):
-        if joined and start < joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], end)
-        else:
-            joined.append([start, end])
-    sizes = [end - start for start, end in joined]
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).tolist() if sizes else [0]
-    return np.array([start for start, _ in joined], dtype=np.int64), offsets[:-1], offsets[-1]
+    return compacted(ranges)
 
 
 def _unit(largest: int) -> tuple[int, str]:

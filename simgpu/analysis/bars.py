@@ -165,37 +165,44 @@ def merge_tiny(starts: Column, ends: Column, grain: int) -> Bars:
 
 
 class Steps(NamedTuple):
-    """A memory curve in a window: times (ns, from the window's start on), live and used bytes from then on."""
+    """A memory curve in a window: times (ns, from the window's start on), live and used bytes from then on, and bytes
+    that PyTorch's allocator has reserved, None with another one."""
 
     time: Column
     live: Column
     used: Column
+    reserved: Column | None = None
+
+    @property
+    def top(self) -> int:
+        """The most bytes at any time."""
+        return int((self.used if self.reserved is None else self.reserved).max())
 
 
 def steps(curve: MemoryCurve, start: int, end: int, limit: int = 4000) -> Steps:
     """The curve from start to end, entered with the value that holds at `start`, with a last step at `end`.
 
     A long curve is thinned to about `limit` steps: of each stretch of time the samples with the least and the
-    most live bytes remain, so that no peak is lost.
+    most live bytes remain, so that no peak is lost; with PyTorch's allocator those of reserved bytes too.
     """
     inside = slice(*np.searchsorted(curve.time_ns, [start, end], side="left"))
-    time, live, used = curve.time_ns[inside] - start, curve.live[inside], curve.used[inside]
+    whole = [curve.live, curve.used, *([] if curve.reserved is None else [curve.reserved])]
+    time, levels = curve.time_ns[inside] - start, [column[inside] for column in whole]
     if len(time) == 0 or time[0] > 0:
         before = inside.start - 1
-        time, live, used = (
-            np.insert(column, 0, value)
-            for column, value in (
-                (time, 0),
-                (live, curve.live[before] if before >= 0 else 0),
-                (used, curve.used[before] if before >= 0 else 0),
-            )
-        )
-    keep = _peaks_and_last(time, live)
+        time = np.insert(time, 0, 0)
+        held = [column[before] if before >= 0 else 0 for column in whole]
+        levels = [np.insert(column, 0, value) for column, value in zip(levels, held, strict=True)]
+    keep = _peaks_and_last(time, levels[0])
+    for column in levels[2:]:
+        keep = np.union1d(keep, _peaks_and_last(time, column))
     if len(keep) > limit:
-        extremes = _extremes(time[keep], live[keep], max(1, 2 * (end - start) // limit))
+        width = max(1, 2 * (end - start) // limit)
         # The first value holds from the start of the window and the last to its end, whatever is thinned out.
-        keep = np.union1d(keep[[0, -1]], keep[extremes])
-    return Steps(np.append(time[keep], end - start), np.append(live[keep], live[-1]), np.append(used[keep], used[-1]))
+        ends = keep[[0, -1]]
+        shown = [keep[_extremes(time[keep], column[keep], width)] for column in (levels[0], *levels[2:])]
+        keep = np.unique(np.concatenate([ends, *shown]))
+    return Steps(np.append(time[keep], end - start), *(np.append(column[keep], column[-1]) for column in levels))
 
 
 def _peaks_and_last(time: Column, live: Column) -> Column:

@@ -46,10 +46,12 @@ class Metrics:
     of device memory, and by name of the memories that GPUs share, over the whole run, warm-up included. fragmentation:
     share of the memory needed from address 0 up to the highest byte ever used that peak use leaves in holes; None where
     the pool gives no addresses. reserved_bytes: the most that PyTorch's caching allocator had from the device at once,
-    over the whole run; None for other pools. power: energy and power, None where nothing is known of them. compression:
-    of device memory, None where nothing is compressed. Of several GPUs only: speedup, against the ideal iteration of
-    the whole batch on one GPU; together_ns, by how much the iteration is longer than that of one GPU alone on its share
-    (the exchange of gradients, and links that are shared), negative where it is shorter.
+    over the whole run; None for other pools. context_bytes: what the CUDA context takes of the device's memory besides
+    the budget, 0 where a budget is given, None if not known; only with that allocator. power: energy and power, None
+    where nothing is known of them. compression: of device memory, None where nothing is compressed. Of several GPUs
+    only: speedup, against the ideal iteration of the whole batch on one GPU; together_ns, by how much the iteration is
+    longer than that of one GPU alone on its share (the exchange of gradients, and links that are shared), negative
+    where it is shorter.
     """
 
     iteration_ns: int
@@ -67,6 +69,7 @@ class Metrics:
     codec_share: float | None = None
     fragmentation: float | None = None
     reserved_bytes: int | None = None
+    context_bytes: int | None = None
     power: Power | None = None
     speedup: float | None = None
     together_ns: int | None = None
@@ -103,13 +106,24 @@ class Metrics:
             ("swapping_ns", self.swapping_ns, "ns"),
             ("codec_share", self.codec_share, ""),
             ("fragmentation", self.fragmentation, ""),
-            *([("device_reserved_bytes", self.reserved_bytes, "B")] if self.reserved_bytes is not None else []),
+            *self._allocator_rows(),
             *_power_rows(self.power),
             *([("speedup", self.speedup, "")] if self.speedup is not None else []),
             *([("together_ns", self.together_ns, "ns")] if self.together_ns is not None else []),
             *(self.compression.rows() if self.compression else []),
         ]
         return tuple(MetricRow(key, _finite(value), unit) for key, value, unit in rows)
+
+    @property
+    def by_key(self) -> dict[str, int | float | None]:
+        """The values of all rows by their key."""
+        return {row.key: row.value for row in self.rows()}
+
+    def _allocator_rows(self) -> list[tuple[str, int | float | None, str]]:
+        """What only PyTorch's allocator has."""
+        if self.reserved_bytes is None:
+            return []
+        return [("device_reserved_bytes", self.reserved_bytes, "B"), ("device_context_bytes", self.context_bytes, "B")]
 
 
 def measure(
@@ -120,6 +134,7 @@ def measure(
     links: Sequence[MemoryLink],
     fragmentation: float | None = None,
     reserved_bytes: int | None = None,
+    context_bytes: int | None = None,
     power: Power | None = None,
     single_ideal_ns: int | None = None,
     alone_ns: int | None = None,
@@ -170,6 +185,7 @@ def measure(
         codec_share=codec_ns / swapping_ns if swapping_ns else None,
         fragmentation=fragmentation,
         reserved_bytes=reserved_bytes,
+        context_bytes=context_bytes,
         power=power,
         speedup=None if single_ideal_ns is None else _ratio(single_ideal_ns, end - start),
         together_ns=None if alone_ns is None else end - start - alone_ns,

@@ -47,7 +47,7 @@ _EDGED_BARS, _EDGED_GRAINS = 40, 4
 _DPI = 150
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-_LIVE_COLOUR, _PADDING_COLOUR = "#4477AA", "#DDAA33"
+LIVE_COLOUR, PADDING_COLOUR, RESERVED_COLOUR = "#4477AA", "#DDAA33", "#CC6677"
 #: Means of the power are drawn over the window's length over this, which a reader can still distinguish.
 _POWER_STEPS = 600
 _POWER_COLOURS = {"idle": "#BBBBBB", "arithmetic": "#4477AA", "device memory": "#44AA99", "link": "#EE8866"}
@@ -121,6 +121,8 @@ def plot_memory(
     ax: Axes | None = None,
 ) -> Figure:
     """A memory over one iteration (None: over the whole run): live bytes, padding above them, peak and budget.
+
+    With PyTorch's allocator, also what it has allocated, in place of padding, and reserved.
 
     Of device memory with several GPUs, the one with the highest peak, and thin lines for the others.
 
@@ -314,21 +316,26 @@ def _draw_memory(ax: Axes, timeline: Timeline, window: _Window, budget: int | No
     shown = curves[neediest]
     budget = drawn[0].capacity if budget is None else budget
     peak = int(shown.live.max())
-    top = max(int(shown.used.max()), 1)
+    top = max(shown.top, 1)
     # A budget far above the curve would flatten it: then it is named, not drawn.
     line = budget is not None and budget <= 4 * top
     height = max(top, budget if line and budget is not None else 0)
     unit = next((name for name in ("GiB", "MiB", "KiB") if height >= BYTE_UNITS[name]), "B")
     scale = BYTE_UNITS[unit]
     time = window.scaled(shown.time)
-    ax.fill_between(time, shown.live / scale, step="post", color=_LIVE_COLOUR, alpha=0.35, linewidth=0)
-    ax.step(time, shown.live / scale, where="post", color=_LIVE_COLOUR, linewidth=1.0)
-    handles: list[Artist] = [Patch(facecolor=_LIVE_COLOUR, alpha=0.45, label="live blocks")]
+    ax.fill_between(time, shown.live / scale, step="post", color=LIVE_COLOUR, alpha=0.35, linewidth=0)
+    ax.step(time, shown.live / scale, where="post", color=LIVE_COLOUR, linewidth=1.0)
+    handles: list[Artist] = [Patch(facecolor=LIVE_COLOUR, alpha=0.45, label="live blocks")]
     if np.any(shown.used > shown.live):
         ax.fill_between(
-            time, shown.live / scale, shown.used / scale, step="post", color=_PADDING_COLOUR, alpha=0.7, linewidth=0
+            time, shown.live / scale, shown.used / scale, step="post", color=PADDING_COLOUR, alpha=0.7, linewidth=0
         )
-        handles.append(Patch(facecolor=_PADDING_COLOUR, alpha=0.7, label="padding"))
+        label = "padding" if shown.reserved is None else "allocated"
+        handles.append(Patch(facecolor=PADDING_COLOUR, alpha=0.7, label=label))
+    if shown.reserved is not None:
+        ax.step(time, shown.reserved / scale, where="post", color=RESERVED_COLOUR, linewidth=1.4)
+        label = f"reserved, peak\n{format_bytes(shown.top)}"
+        handles.append(Line2D([], [], color=RESERVED_COLOUR, linewidth=1.4, label=label))
     others = [other for gpu, other in enumerate(curves) if gpu != neediest]
     for other in others:
         ax.step(window.scaled(other.time), other.live / scale, where="post", color="0.45", linewidth=0.6)

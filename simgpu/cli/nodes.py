@@ -91,6 +91,7 @@ def _rows(node: NodeSpec) -> list[Row]:
         ("GPUs", str(node.gpus), "gpus"),
         ("memory", format_bytes(gpu.memory), "gpu.memory"),
         ("reserved", format_bytes(gpu.reserved) if gpu.reserved else "", "gpu.reserved"),
+        ("context memory", format_bytes(gpu.context_memory) if gpu.context_memory else "", "gpu.context_memory"),
         ("alignment", format_bytes(gpu.alignment), "gpu.alignment"),
         ("copy engines", str(gpu.copy_engines), "gpu.copy_engines"),
         ("architecture", gpu.architecture or "", "gpu.architecture"),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from simgpu.cli.screen import WIDTH, Screen, facts, table
 from simgpu.experiments.measures import OOM, groups
-from simgpu.simulation.notes import allocator_text
+from simgpu.simulation.notes import allocator_text, context_text
 from simgpu.trace.epochs import epochs_of
 from simgpu.units import format_bytes
 
@@ -91,6 +91,7 @@ def _run_line(scenario: Scenario, comparison: Comparison) -> str:
         _steadiness([result.steady for result in results]),
         budget,
         " and ".join(map(allocator_text, pools)),
+        *dict.fromkeys(context_text(result.metrics.by_key) for result in results),
         f"seed {scenario.seed}",
         f"epoch {scenario.epoch}" if epochs_of(scenario.trace) else "",
     ]

@@ -71,7 +71,7 @@ def advice(
         from simgpu.workloads.rescale import at_batch
 
         trace = at_batch(trace, trace.info.batch // data_parallel.gpus)
-    memory = scenario.node.budget if scenario.budget is None else scenario.budget
+    memory = scenario.available
     peak = trace_stats(trace).peak_recorded
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
     text = [("largest working set", f"{format_bytes(need)}, single operator {kernel}")] if kernel else []

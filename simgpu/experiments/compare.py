@@ -185,9 +185,7 @@ class Comparison:
         about = {"trace": self.trace_name or info.model, "node": self.node.name}
         about |= {"origin": info.origin.value, "device": info.device, "date": info.date}
         keys = [row.key for result in self.results.values() for row in result.metrics.rows()]
-        values = {
-            run.label: {row.key: row.value for row in run.result.metrics.rows()} if run.result else {} for run in self
-        }
+        values = {run.label: run.result.metrics.by_key if run.result else {} for run in self}
         numbers = pd.DataFrame.from_dict(values, orient="index", columns=list(dict.fromkeys(keys)))
         return numbers.assign(**about).rename_axis("policy")
 
@@ -196,7 +194,7 @@ class Comparison:
         origin = self.trace.origin.value
         return {
             "trace": {"name": self.trace_name, **asdict(self.trace), "origin": origin},
-            "node": asdict(self.node),
+            "node": self.node.to_dict(context=any(result.pool == "caching" for result in self.results.values())),
         }
 
     def to_dict(self) -> list[dict[str, Any]]:

@@ -241,7 +241,8 @@ class MaxBatch:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: trace, node and budget, and one entry per policy."""
         trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
-        about = {"trace": trace, "node": asdict(self.node), "budget_bytes": self.budget}
+        caching = any(each.result is not None and each.result.pool == "caching" for each in self.results)
+        about = {"trace": trace, "node": self.node.to_dict(context=caching), "budget_bytes": self.budget}
         policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.results]
         return {**about, "policies": policies}
 
@@ -260,7 +261,7 @@ def _rate(samples_per_s: float) -> str:
 
 
 def _numbers(each: LargestBatch) -> dict[str, Any]:
-    rows = {row.key: row.value for row in each.result.metrics.rows()} if each.result else {}
+    rows = each.result.metrics.by_key if each.result else {}
     numbers: dict[str, Any] = {key: rows[key] for key in _NUMBERS if key in rows}
     steady = each.result.steady if each.result else None
     near = each.recommended

@@ -147,6 +147,8 @@ def _memory(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
         yield _line(metrics, "peak with padding", "device_peak_used_bytes", format_bytes, part=True)
     if _has(metrics, "device_reserved_bytes"):
         yield _line(metrics, "peak reserved", "device_reserved_bytes", format_bytes, part=True)
+    if _has(metrics, "device_context_bytes"):
+        yield _line(metrics, "CUDA context", "device_context_bytes", format_bytes, part=True)
     if any(m and m["fragmentation"] is not None for m in metrics):
         yield _line(metrics, "fragmentation", "fragmentation", _share, part=True)
     yield _line(metrics, "mean device memory", "device_mean_bytes", format_bytes)

@@ -5,6 +5,7 @@ Every folder holds report.json with all numbers and their provenance. Further fi
 of a run        <policy>/timeline.csv               one row per span, likewise .parquet, .perfetto.json
                 <policy>/snapshot.pickle            a memory snapshot as of PyTorch, see `simgpu.simulation.snapshot`
                 <policy>/memory.csv                 one row per memory sample; with a timeline in CSV or Parquet
+                <policy>/addresses.csv              with pool: caching: where blocks and segments were
                 <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
                 <policy>/tasks.json                 the simulated costs of these tasks
                 <policy>/program.json               the instructions that ran; kernels and blocks by number
@@ -42,6 +43,8 @@ from simgpu.graph.tasks_file import tasks_to_json
 from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
 from simgpu.io.input_files import read_json
 from simgpu.program.text import to_json
+from simgpu.simulation.addresses import address_ranges
+from simgpu.timeline.addresses import ADDRESSES
 from simgpu.timeline.export import write_csv, write_memory_csv, write_parquet
 from simgpu.timeline.perfetto import write_perfetto
 from simgpu.trace.columns import BLOCKS, KERNELS
@@ -256,7 +259,7 @@ def searches_document(searches: Sequence[Search], about: Mapping[str, Any]) -> d
     if searches:
         first = searches[0]
         trace = {"name": first.trace_name, **asdict(first.trace), "origin": first.trace.origin.value}
-        of = {"trace": trace, "node": asdict(first.node), "budget_bytes": first.budget}
+        of = {"trace": trace, "node": first.node.to_dict(context=False), "budget_bytes": first.budget}
     return {"schema": SEARCH_FOLDER.schema, **about, **of, "searches": [search.to_dict() for search in searches]}
 
 
@@ -303,6 +306,8 @@ def _write_tables(result: Result, home: Path) -> None:
     write_memory_csv(result.timeline, home / "memory.csv")
     write_table(home / KERNELS.file, KERNELS, result.graph.kernels)
     write_table(home / BLOCKS.file, BLOCKS, result.graph.blocks)
+    if addresses := address_ranges(result):
+        write_table(home / ADDRESSES.file, ADDRESSES, addresses)
     (home / TASKS).write_text(tasks_to_json(result.graph), encoding="utf-8")
     (home / PROGRAM).write_text(to_json(result.program), encoding="utf-8")
 

@@ -153,7 +153,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
     return {
         "policy": created.name,
         "parameters": plain_parameters(created.parameters),
-        "node": asdict(run.node),
+        "node": run.node.to_dict(context=False),
         "budget_bytes": run.budget,
         "data_parallel": asdict(run.data_parallel) if run.data_parallel else None,
         "sweep": run.sweep,

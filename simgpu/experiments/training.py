@@ -106,7 +106,7 @@ class Training:
         """One row per epoch: iterations, all metrics of the steady iteration in base units, compressed blocks."""
         import pandas as pd
 
-        rows = [{row.key: row.value for row in epoch.result.metrics.rows()} for epoch in self.epochs]
+        rows = [epoch.result.metrics.by_key for epoch in self.epochs]
         frame = pd.DataFrame(rows, index=pd.Index([epoch.number for epoch in self.epochs], name="epoch"))
         return frame.assign(iterations=[epoch.iterations for epoch in self.epochs], compressed=list(self.counts))
 

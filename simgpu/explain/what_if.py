@@ -30,13 +30,13 @@ class _Change:
     """A change of the machine.
 
     node: the changed node, None if the change has no effect.
-    budget: bytes of device memory.
+    budget: bytes of device memory; None for the node's.
     note: why the change has no effect.
     """
 
     text: str
     node: NodeSpec | None
-    budget: int
+    budget: int | None
     note: str = ""
 
 
@@ -75,7 +75,8 @@ def what_if(
     config = run_config(config, settings, trace=trace, node=node, policy=policy)
     chosen = make_policy(policy, parameters) if isinstance(policy, str) else policy
     progress(policy_label(chosen))
-    _, at = config.on(node)
+    at = config.budget
+    assert not isinstance(at, str)
     baseline = _outcome(trace, node, chosen, at, config)
     if isinstance(baseline, InputError | MissingExtraError):
         raise baseline
@@ -89,14 +90,16 @@ def what_if(
     return Answers(answers)
 
 
-def _outcome(trace: Trace, node: NodeSpec, policy: Policy, budget: int, config: RunConfig) -> Result | SimgpuError:
+def _outcome(
+    trace: Trace, node: NodeSpec, policy: Policy, budget: int | None, config: RunConfig
+) -> Result | SimgpuError:
     try:
         return simulate(trace, node, policy, config, budget=budget)
     except (OutOfMemoryError, InputError, MissingExtraError) as error:
         return error
 
 
-def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) -> Iterator[_Change]:
+def _changes(node: NodeSpec, budget: int | None, more: int, run: Result | SimgpuError) -> Iterator[_Change]:
     gpu, link = node.gpu, node.link
     faster = replace(link, d2h_bandwidth=2 * link.d2h_bandwidth, h2d_bandwidth=2 * link.h2d_bandwidth)
     switches = tuple(
@@ -104,9 +107,8 @@ def _changes(node: NodeSpec, budget: int, more: int, run: Result | SimgpuError) 
         for switch in node.switches
     )
     yield _Change("2x link bandwidth", replace(node, link=faster, switches=switches), budget)
-    yield _Change(
-        f"+{format_bytes(more)} device memory", replace(node, gpu=replace(gpu, memory=gpu.memory + more)), budget + more
-    )
+    larger = replace(node, gpu=replace(gpu, memory=gpu.memory + more))
+    yield _Change(f"+{format_bytes(more)} device memory", larger, None if budget is None else budget + more)
     if gpu.copy_engines > 1:
         yield _Change("second copy engine", None, budget, "the node has one per direction")
     else:

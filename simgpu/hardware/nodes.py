@@ -50,7 +50,10 @@ class GpuSection(FileModel):
 
     name: Text = Field(description="the product's name")
     memory: Size = Field(description="device memory")
-    reserved: SizeOrZero = Field(default=0, description="part of the memory that the framework uses for its context")
+    reserved: SizeOrZero = Field(default=0, description="part of the memory that no program may use")
+    context_memory: Size | None = Field(
+        default=None, description="memory that the CUDA context takes; counted with pool: caching; by default not known"
+    )
     alignment: Alignment = Field(default=1, description="every allocation is rounded up to a multiple of this")
     copy_engines: Literal[1, 2] = Field(default=2, description="1: one for both directions; 2: one per direction")
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
@@ -71,6 +74,8 @@ class GpuSection(FileModel):
     def _check_reserved(self) -> GpuSection:
         if self.reserved >= self.memory:
             raise ValueError("reserved is not smaller than memory: no memory remains for the program")
+        if self.reserved + (self.context_memory or 0) >= self.memory:
+            raise ValueError("context_memory takes all memory that is not reserved: no memory remains for the program")
         if self.cdma is not None and self.dram_bandwidth is None:
             raise ValueError("cdma needs dram_bandwidth: the engine reads with the bandwidth that kernels do not use")
         if self.cdma is not None and self.cdma.kernel_bandwidth > (self.dram_bandwidth or 0):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 #: GPU architectures whose kernel times can be modelled: `simgpu.workloads.timemodel` has parameters for each.
 ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
@@ -217,7 +217,9 @@ class GpuSpec:
     memory: device memory in bytes.
     copy_engines: 1 (one for both directions) or 2 (one per direction).
     alignment: every allocation is rounded up to a multiple of this many bytes.
-    reserved: bytes of the memory that the framework uses for its context.
+    reserved: bytes of the memory that no program may use.
+    context_memory: bytes that the CUDA context takes before any allocator; None if not known. Only PyTorch's allocator
+    (pool caching) counts them.
     dram_bandwidth: peak bytes per second of device memory; None if not stated.
     fp32_rate: peak single-precision operations per second without matrix units; None if not stated.
     tensor_rate: peak operations per second of the matrix units on half-precision inputs; None if not stated or missing.
@@ -245,6 +247,7 @@ class GpuSpec:
     power: PowerSpec | None = None
     reported_as: tuple[str, ...] = ()
     instant_codecs: bool = False
+    context_memory: int | None = None
 
     def is_called(self, device: str) -> bool:
         """Returns whether a recording on `device` was made on this GPU.
@@ -351,3 +354,10 @@ class NodeSpec:
     def budget(self) -> int:
         """Bytes of device memory that a program may use."""
         return self.gpu.memory - self.gpu.reserved
+
+    def to_dict(self, *, context: bool) -> dict[str, Any]:
+        """Plain values for JSON. context: whether with the context memory, which only PyTorch's allocator counts."""
+        values = asdict(self)
+        if not context:
+            del values["gpu"]["context_memory"]
+        return values

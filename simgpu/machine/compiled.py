@@ -14,7 +14,7 @@ from typing import Any
 from simgpu.compiling import compiled
 from simgpu.machine import compiled_caching, compiled_pools
 from simgpu.machine.compiled_caching import write_layout
-from simgpu.machine.compiled_pools import CACHED, LIVE, LOGGED, PLACING, USED, acquire, release
+from simgpu.machine.compiled_pools import CACHED, LIVE, PLACING, USED, acquire, note_bytes, note_refused, release
 from simgpu.program import opcodes
 from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
@@ -47,14 +47,6 @@ SIGNALLED_BY, SEGMENT_OF = range(2)
 # In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
 _NOBODY, WORK = -1, -2
 _NEVER = 2**62
-
-
-@_machine
-def _log(memory: Any, m: Any, now: Any, log: Any) -> None:
-    """Note the bytes in use."""
-    at = memory[m, LOGGED]
-    log[0, at], log[1, at], log[2, at] = now, memory[m, LIVE], memory[m, USED]
-    memory[m, LOGGED] = at + 1
 
 
 @_machine
@@ -215,11 +207,12 @@ def _grant(
             s = queues[m, 1]
             pc = streams[s, PC]
             if not acquire(memory, m, requests, numbers[pc], pieces, addresses, holes, blocks, order):
+                note_refused(memory, m, counts[NOW], log, blocks)
                 break
             queues[m, 0] -= 1
             for k in range(1, queues[m, 0] + 1):
                 queues[m, k] = queues[m, k + 1]
-            _log(memory, m, counts[NOW], log)
+            note_bytes(memory, m, counts[NOW], log, blocks)
             _resume(streams, s, counts, entries, spans, counts[BY])
 
 
@@ -344,7 +337,7 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     if not release(memory, m, requests, number, pieces, addresses, holes, blocks, order):
                         counts[OUTCOME] = INCONSISTENT
                         return
-                    _log(memory, m, counts[NOW], log)
+                    note_bytes(memory, m, counts[NOW], log, blocks)
                     streams[s, PC] = pc + 1
                     if queues[m, 0]:
                         counts[FREED], counts[BY] = 1, pc
@@ -361,11 +354,12 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     if queues[m, 0] or not acquire(
                         memory, m, requests, number, pieces, addresses, holes, blocks, order
                     ):
+                        note_refused(memory, m, counts[NOW], log, blocks)
                         queues[m, 0] += 1
                         queues[m, queues[m, 0]] = s
                         streams[s, STATUS], streams[s, SINCE] = ON_MEMORY, counts[NOW]
                     else:
-                        _log(memory, m, counts[NOW], log)
+                        note_bytes(memory, m, counts[NOW], log, blocks)
                         streams[s, PC] = pc + 1
                 elif code >= COPY:
                     e = copies[number, ENGINE]

@@ -17,9 +17,10 @@ _memory = partial(compiled, _nrt=False)
 # Of blocks that are not in use, BEHIND is the next such block.
 START, BYTES, BEFORE, BEHIND, FREE = range(5)
 # Columns of memories that only the caching allocator uses: bytes of segments, the first block that is not in use, the
-# numbers of free small and large blocks, how many blocks are not in use, and whether these were ever too few.
-RESERVED, UNUSED, FREE_BLOCKS, LEFT, OVERFLOW = 9, 10, 11, 13, 14
-COLUMNS = 15
+# numbers of free small and large blocks, how many blocks are not in use, whether these were ever too few, and the bytes
+# of segments in the log's last entry.
+RESERVED, UNUSED, FREE_BLOCKS, LEFT, OVERFLOW, NOTED = 9, 10, 11, 13, 14, 15
+COLUMNS = 16
 _MIB = 2**20
 
 

@@ -292,14 +292,19 @@ def _memory_arrays(
         elif isinstance(pool, CachingPool):
             memory[number, pools.PLACING] = pools.CACHED
             _write_caching(pool, number, memory, addresses, spaces)
+        if each.reserved is not None:
+            # Each first try and each serving of the queue, which follows a release, may be refused.
+            changes[number] += iterations * int(executed[asks].sum())
+            memory[number, caching.NOTED] = (each.reserved or [0])[-1]
     # Each memory's part of the log begins with what it holds at the start.
     initial = np.array([len(each.times) for each in memories.all], dtype=np.int64)
     ends = np.cumsum(changes + initial)
     begins = ends - changes - initial
     memory[:, pools.LOGGED] = begins + initial
-    log = np.empty((3, int(ends[-1])), dtype=np.int64)
+    log = np.empty((4 if slots else 3, int(ends[-1])), dtype=np.int64)
     for each, begin in zip(memories.all, begins.tolist(), strict=True):
-        log[:, begin : begin + len(each.times)] = each.levels
+        levels = each.levels
+        log[: len(levels), begin : begin + len(each.times)] = levels
     return memory, addresses, spaces, log, begins.tolist()
 
 

@@ -17,6 +17,7 @@ from simgpu.machine import compiled_caching
 from simgpu.machine.compiled_caching import (
     BYTES,
     LEFT,
+    NOTED,
     OVERFLOW,
     RESERVED,
     START,
@@ -236,3 +237,21 @@ def release(
     memory[m, USED] -= used
     memory[m, CARVED] -= requests[r, 2]
     return True
+
+
+@_memory
+def note_bytes(memory: Any, m: Any, now: Any, log: Any, blocks: Any) -> None:
+    """Write an entry of the log: the bytes in use, and those of the caching allocator's segments."""
+    at = memory[m, LOGGED]
+    log[0, at], log[1, at], log[2, at] = now, memory[m, LIVE], memory[m, USED]
+    memory[m, LOGGED] = at + 1
+    if blocks is not None:
+        log[3, at] = memory[m, NOTED] = memory[m, RESERVED]
+
+
+@_memory
+def note_refused(memory: Any, m: Any, now: Any, log: Any, blocks: Any) -> None:
+    """Write an entry of the log if a refused request freed segments of the caching allocator."""
+    if blocks is not None:  # noqa: SIM102 - numba leaves out what this alone excludes
+        if memory[m, RESERVED] != memory[m, NOTED]:
+            note_bytes(memory, m, now, log, blocks)

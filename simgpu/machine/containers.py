@@ -13,6 +13,7 @@ import numpy as np
 import simpy
 
 from simgpu.machine.instants import InstantOrder, InstantPhase
+from simgpu.memory.caching.pool import CachingPool
 from simgpu.memory.pool import Pool, Request
 from simgpu.program.instructions import DEVICE
 from simgpu.timeline.model import SHARED, Column, MemoryCurve
@@ -51,9 +52,10 @@ NOBODY = Cause(-1, -1)
 class Container:
     """A memory. Not SimPy's container: a request is for several blocks at once, decided by an allocator.
 
-    waiting: requests that are not yet granted, first in, first out. observe: called for each request and release.
-    Lists of times, live and used bytes have one entry for each change. buddy_peak: the most bytes of buddy memory that
-    its blocks owned at once.
+    waiting: requests that are not yet granted, first in, first out. observe: called for each request and release. Lists
+    of times, live and used bytes have one entry for each change, and so has that of reserved bytes, if the memory has
+    PyTorch's allocator; refused requests may change these too, as segments without blocks are freed. buddy_peak: the
+    most bytes of buddy memory that its blocks owned at once.
 
     >>> from simgpu.memory.pool import CountingPool
     >>> memory = Container("device", CountingPool(100))
@@ -72,6 +74,7 @@ class Container:
         self.times: list[int] = []
         self.live: list[int] = []
         self.used: list[int] = []
+        self.reserved: list[int] | None = [] if isinstance(pool, CachingPool) else None
         self.carved = self.buddy_peak = 0
 
     def acquire(self, request: BlockRequest, now: int) -> bool:
@@ -81,6 +84,8 @@ class Container:
             self.observe(now, True if acquired else None, request)
         if acquired:
             self._changed(now, request.carved)
+        elif isinstance(self.pool, CachingPool) and self.pool.reserved != (self.reserved or [0])[-1]:
+            self.log(now)
         return acquired
 
     def release(self, request: BlockRequest, now: int) -> None:
@@ -95,11 +100,14 @@ class Container:
         self.times.append(now)
         self.live.append(self.pool.live)
         self.used.append(self.pool.used)
+        if self.reserved is not None and isinstance(self.pool, CachingPool):
+            self.reserved.append(self.pool.reserved)
 
     @property
     def levels(self) -> Column:
-        """The log as three columns."""
-        return np.array([self.times, self.live, self.used], dtype=np.int64)
+        """The log as columns: times, live and used bytes, and with PyTorch's allocator reserved bytes."""
+        more = [] if self.reserved is None else [self.reserved]
+        return np.array([self.times, self.live, self.used, *more], dtype=np.int64)
 
     def _changed(self, now: int, carved: int) -> None:
         self.log(now)
@@ -137,10 +145,10 @@ class Memories:
         """The use of each over time. levels: None for those that the containers logged."""
         ids = [(DEVICE, gpu) for gpu in range(len(self.devices))] + [(name, SHARED) for name in self.shared]
         curves = []
-        for memory, (name, gpu), (times, live, used) in zip(
-            self.all, ids, levels or [each.levels for each in self.all], strict=True
-        ):
-            curves.append(MemoryCurve(times, live, used, memory.pool.capacity, name, gpu))
+        logs = levels or [each.levels for each in self.all]
+        for memory, (name, gpu), log in zip(self.all, ids, logs, strict=True):
+            reserved = None if memory.reserved is None else log[3]
+            curves.append(MemoryCurve(log[0], log[1], log[2], memory.pool.capacity, name, gpu, reserved))
         return tuple(curves)
 
     def _grant(self, env: InstantOrder) -> Generator[simpy.Event, Any, None]:

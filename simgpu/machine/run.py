@@ -72,6 +72,7 @@ def run_program(
     iterations: int = 3,
     pool: str = "counting",
     allocator: AllocatorSettings | None = None,
+    context: int = 0,
     reclaim: Reclaim = least_recently_used,
     engine: Engine = "auto",
     checked: CheckedProgram | None = None,
@@ -79,7 +80,8 @@ def run_program(
 ) -> MachineRun:
     """Execute a verified program.
 
-    budget: bytes of each GPU's memory, None for unlimited. allocator: settings of the caching pool. reclaim: picks
+    budget: bytes of each GPU's memory, None for unlimited. allocator: settings of the caching pool. context: bytes of
+    each GPU that the CUDA context takes besides the budget, which only the caching pool counts. reclaim: picks
     chunks to evict if blocks are on demand; these have pages instead of a `pool`. engine: ``compiled`` runs the same
     machine compiled, where it has all that the program needs, ``simpy`` never, ``auto`` where that is faster; all give
     the same numbers. checked: what `check_program` returned for the program, this graph and this node, so that its
@@ -104,7 +106,7 @@ def run_program(
     if program.gpus > node.gpus:
         raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
-    pools = partial(CachingPool, settings=allocator) if pool == "caching" else POOLS[pool]
+    pools = partial(CachingPool, settings=allocator, context=context) if pool == "caching" else POOLS[pool]
     machine = _Machine(checked, node, limit, pools, reclaim, observe)
     ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()

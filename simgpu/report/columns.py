@@ -15,6 +15,7 @@ from simgpu.analysis.bars import LOOKS, Look, legend_label, look_of
 from simgpu.errors import InputError
 from simgpu.hardware.spec import DEVICE
 from simgpu.report.recorded import Ran, ReportInput
+from simgpu.report.segment_map import map_colours, segment_maps
 from simgpu.timeline.model import Column, MemoryCurve, Timeline
 from simgpu.timeline.streams import StreamId, engine_text, track_order
 from simgpu.trace.model import Block, Kernel
@@ -44,7 +45,9 @@ def page_data(recorded: ReportInput) -> dict[str, Any]:
             task_data.append(_tasks(ran.kernels, ran.blocks, strings))
         runs.append(_run(ran, ran.timeline, number, strings, kinds))
     engines = {name for ran in recorded.runs if ran.timeline is not None for name in ran.timeline.engines}
+    colours = {"map_colours": map_colours()} if any("maps" in run for run in runs) else {}
     return {
+        **colours,
         "kinds": kinds.all,
         "looks": [_look(look, sorted(engines)) for look in LOOKS],
         "tasks": task_data,
@@ -69,7 +72,8 @@ class _StringTable:
 
 def _require_exact(label: str, timeline: Timeline) -> None:
     sampled = (column for curve in timeline.memories for column in (curve.time_ns, curve.live, curve.used))
-    columns = [timeline.end_ns, timeline.bytes, *sampled]
+    reserved = (curve.reserved for curve in timeline.memories if curve.reserved is not None)
+    columns = [timeline.end_ns, timeline.bytes, *sampled, *reserved]
     largest = max([*timeline.iteration_ends_ns, *(int(column.max(initial=0)) for column in columns)])
     if largest > EXACT:
         what = f"time or size {largest} exceeds 2**53: a browser cannot show it exactly"
@@ -107,6 +111,7 @@ def _run(ran: Ran, timeline: Timeline, tasks: int, strings: _StringTable, kinds:
     name = np.array([*(strings(name) for name in timeline.names), -1], dtype=np.int64)[timeline.name]
     kind = _kind_numbers(timeline, kinds)
     curves = [_memory(f"GPU {curve.gpu}", curve) for curve in timeline.device_memories]
+    maps = segment_maps(ran.addresses, ran.blocks, timeline.window(-1))
     return {
         "label": ran.label,
         "tasks": tasks,
@@ -117,6 +122,7 @@ def _run(ran: Ran, timeline: Timeline, tasks: int, strings: _StringTable, kinds:
         "tracks": [_track(timeline, stream, looks, name, kind) for stream in shown],
         "memory": curves,
         "shared": [_memory(curve.memory, curve) for curve in timeline.shared_memories],
+        **({"maps": maps} if maps else {}),
     }
 
 
@@ -171,6 +177,7 @@ def _memory(title: str, curve: MemoryCurve) -> Mapping[str, Any]:
         "time": _steps(curve.time_ns),
         "live": _steps(curve.live),
         "padding": _steps(padding) if padding.any() else None,
+        **({} if curve.reserved is None else {"reserved": _steps(curve.reserved)}),
     }
 
 

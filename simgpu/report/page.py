@@ -30,7 +30,7 @@ from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
 from simgpu.report.recorded import ReportInput
 from simgpu.report.template import filled, in_one_function
-from simgpu.simulation.notes import allocator_text, kernel_times, other_memories_text
+from simgpu.simulation.notes import allocator_text, context_text, kernel_times, other_memories_text
 from simgpu.timeline.streams import OWN_ENGINES, engine_text
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
@@ -44,6 +44,7 @@ SCRIPTS = (
     "axis.js",
     "spans.js",
     "memory.js",
+    "segments.js",
     "facts.js",
     "search.js",
     "marks.js",
@@ -78,6 +79,7 @@ def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
         bars=bars,
         looks=shown_looks(bars),
         shown=[ran for ran in recorded.runs if ran.timeline is not None],
+        maps=any(ran.addresses for ran in recorded.runs),
         perfetto=perfetto,
         data=Markup(_embedded(page_data(recorded))),
     )
@@ -182,6 +184,7 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
         "; ".join(_STEADY[steady] for steady in each("steady")),
         f"budget {' and '.join(map(format_bytes, each('budget_bytes')))}",
         " and ".join(map(allocator_text, each("pool"))),
+        *dict.fromkeys(context_text(entry["metrics"]) for entry in entries),
         f"seed {' and '.join(map(str, each('seed')))}",
         f"epoch {' and '.join(map(str, each('epoch')))}" if any(each("epoch")) else "",
         *dict.fromkeys(_data_parallel(entry["data_parallel"]) for entry in entries if "data_parallel" in entry),

@@ -12,11 +12,13 @@ from simgpu.errors import InputError, Problem
 from simgpu.experiments.compare import Comparison
 from simgpu.experiments.outputs import REPORT, REPORT_SCHEMA, TABLES, folder_names, report_document, timeline_file
 from simgpu.io.input_files import read_json
+from simgpu.simulation.addresses import address_ranges
+from simgpu.timeline.addresses import ADDRESSES, MemoryRange
 from simgpu.timeline.model import Timeline
 from simgpu.timeline.reading import read_timeline
 from simgpu.trace.columns import BLOCKS, KERNELS, LARGEST
 from simgpu.trace.model import Block, Kernel, Origin, OutputLife, TraceInfo
-from simgpu.trace.tables import read_table
+from simgpu.trace.tables import ReadTable, read_table
 from simgpu.version import __version__
 
 _RUN = "give a folder that `simgpu run NAME -o DIR` wrote, or a scenario"
@@ -58,7 +60,8 @@ class Ran:
     """One policy of a run.
 
     entry: its results, as in report.json. name: its unique file name. timeline: None if the run did not complete.
-    kernels, blocks: those that the timeline's names refer to.
+    kernels, blocks: those that the timeline's names refer to. addresses: where blocks and segments were; empty without
+    PyTorch's allocator.
     """
 
     entry: Mapping[str, Any]
@@ -66,6 +69,7 @@ class Ran:
     timeline: Timeline | None = None
     kernels: tuple[Kernel, ...] = ()
     blocks: tuple[Block, ...] = ()
+    addresses: tuple[MemoryRange, ...] = ()
 
     @property
     def label(self) -> str:
@@ -110,7 +114,8 @@ def recorded_from(comparison: Comparison, about: Mapping[str, Any] | None = None
             runs.append(Ran(entry, name))
         else:
             graph = result.graph
-            runs.append(Ran(entry, name, result.timeline, tuple(graph.kernels), tuple(graph.blocks)))
+            tasks = tuple(graph.kernels), tuple(graph.blocks)
+            runs.append(Ran(entry, name, result.timeline, *tasks, address_ranges(result)))
     return ReportInput(plain, tuple(runs))
 
 
@@ -224,7 +229,10 @@ def _read_policy(folder: Path, entry: Mapping[str, Any], name: str) -> Ran:
     except InputError as error:
         problems += error.problems
     kernels, blocks = read_table(folder / KERNELS.file, KERNELS), read_table(folder / BLOCKS.file, BLOCKS)
-    problems += kernels.problems + blocks.problems
+    file = folder / ADDRESSES.file
+    # An earlier version wrote no such file.
+    addresses = read_table(file, ADDRESSES) if file.exists() else ReadTable[MemoryRange]()
+    problems += kernels.problems + blocks.problems + addresses.problems
     if timeline is None or problems:
         raise InputError(problems)
-    return Ran(entry, name, timeline, tuple(kernels.rows), tuple(blocks.rows))
+    return Ran(entry, name, timeline, tuple(kernels.rows), tuple(blocks.rows), tuple(addresses.rows))

@@ -62,7 +62,8 @@ class RunSettings(TypedDict, total=False):
 class RunConfig:
     """How a trace is run on a node.
 
-    budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's.
+    budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's. With the caching pool, a given
+    budget is what the allocator can have; the node's is its memory without the CUDA context's.
     iterations: how many are run; the last one is reported.
     seed: of policies that draw random numbers.
     pool: ``counting``, ``addressed`` or ``caching``; by default the policy's pool, else counting.
@@ -116,12 +117,19 @@ class RunConfig:
 
     def on(self, node: NodeSpec) -> tuple[NodeSpec, int]:
         """The node with this alignment, and the bytes of device memory that a program may use on it."""
-        budget = node.budget if self.budget is None else self.budget
+        budget = node.budget - (self.context_memory(node) or 0) if self.budget is None else self.budget
         assert isinstance(budget, int)
         if self.alignment is None:
             return node, budget
         assert isinstance(self.alignment, int)
         return replace(node, gpu=replace(node.gpu, alignment=self.alignment)), budget
+
+    def context_memory(self, node: NodeSpec) -> int | None:
+        """Bytes of the node's device memory that the CUDA context takes from the budget.
+
+        0 where a budget is given, and without PyTorch's allocator; None if the node does not say.
+        """
+        return 0 if self.budget is not None or self.pool != "caching" else node.gpu.context_memory
 
     @property
     def data_parallel(self) -> DataParallel | None:

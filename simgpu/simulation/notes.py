@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
@@ -52,6 +53,24 @@ def allocator_text(pool: str, settings: str | None = None) -> str:
         "addressed": "allocator with addresses",
         "caching": f"PyTorch's caching allocator{f' ({settings})' if settings else ''}",
     }.get(pool, pool)
+
+
+def context_text(metrics: Mapping[str, Any]) -> str:
+    """A description of the memory that the CUDA context takes; empty for other allocators than PyTorch's.
+
+    metrics: of a run, by key.
+
+    >>> context_text({"device_context_bytes": 500 * 2**20}), context_text({"device_context_bytes": None})
+    ('CUDA context 500 MiB, besides the budget', 'context memory not known, counted as 0')
+    """
+    if "device_context_bytes" not in metrics:
+        return ""
+    size = metrics["device_context_bytes"]
+    if size is None:
+        return "context memory not known, counted as 0"
+    if size == 0:
+        return "context memory not subtracted: the given budget is the allocator's"
+    return f"CUDA context {format_bytes(size)}, besides the budget"
 
 
 def other_memories_text(memories: Iterable[MemorySpec], links: Iterable[MemoryLink]) -> str:

@@ -20,10 +20,11 @@ from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.work import WorkDone, missing_work, work_of
 from simgpu.hardware.spec import BuddyMode, NodeSpec
+from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.policies.base import plain_parameters
 from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
-from simgpu.simulation.notes import allocator_text, kernel_times
+from simgpu.simulation.notes import allocator_text, context_text, kernel_times
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import engine_text
 from simgpu.trace.model import Phase, TraceInfo
@@ -38,14 +39,16 @@ class Result:
     """The result of running a trace on a node under a policy.
 
     budget: bytes of device memory for the policy. pool: ``counting``, ``addressed`` or ``caching``. allocator: settings
-    of the caching allocator, empty for its defaults. steady: whether the last two iterations were equal in time and in
-    memory; the metrics are always those of the last one. ideal_ns: step time with unlimited memory, no transfers and
-    the recorded algorithms. high_water: bytes of device memory needed, holes included; with the caching allocator, the
-    peak of reserved memory. buddy_peak: peak bytes of buddy memory owned by live blocks. retired: instructions executed
-    over all iterations. epoch: training epoch, which selects the sparsity. label: the policy with its non-default
-    parameters, for example ``vdnn(mode=conv)``. phases: of each kernel by id. graph: the executed tasks, with the
-    program's transforms. parallel_run: with data parallelism, its reference values; then the trace is of the full
-    batch, the budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the policy and the run.
+    of the caching allocator, empty for its defaults. context: bytes of device memory that the CUDA context takes
+    besides the budget, 0 where a budget is given or the pool is another, None if not known. steady: whether the last
+    two iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step time
+    with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed, holes
+    included; with the caching allocator, the peak of reserved memory. buddy_peak: peak bytes of buddy memory owned by
+    live blocks. retired: instructions executed over all iterations. epoch: training epoch, which selects the sparsity.
+    label: the policy with its non-default parameters, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
+    graph: the executed tasks, with the program's transforms. parallel_run: with data parallelism, its reference values;
+    then the trace is of the full batch, the budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the
+    policy and the run.
     """
 
     trace: TraceInfo
@@ -71,6 +74,7 @@ class Result:
     epoch: int = 0
     parallel_run: ParallelRun | None = None
     allocator: str = ""
+    context: int | None = 0
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -84,6 +88,7 @@ class Result:
             links=self.node.links,
             fragmentation=lost,
             reserved_bytes=self.high_water if self.pool == "caching" else None,
+            context_bytes=self.context,
             single_ideal_ns=self.parallel_run.single_ideal_ns if self.parallel_run else None,
             alone_ns=self.parallel_run.alone_ns if self.parallel_run else None,
             power=measure_power(self.timeline, self._work, self.node.gpu, self.trace.product_formats[0])
@@ -130,6 +135,11 @@ class Result:
         return source if gpu.is_called(device) else f"{source}, with kernel times of {device}"
 
     @property
+    def allocator_settings(self) -> AllocatorSettings | None:
+        """The settings of PyTorch's allocator, None for its defaults."""
+        return parse(self.allocator) if self.allocator else None
+
+    @property
     def kernel_times(self) -> str:
         """Whose kernel times these are, where not the node's GPU's own; else empty."""
         return kernel_times(self.trace, self.node.gpu)
@@ -144,7 +154,7 @@ class Result:
         """Everything but the timeline as plain values, for JSON."""
         return {
             "trace": {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value},
-            "node": asdict(self.node),
+            "node": self.node.to_dict(context=self.pool == "caching"),
             "policy": self.policy,
             "parameters": plain_parameters(self.parameters),
             "budget_bytes": self.budget,
@@ -158,7 +168,7 @@ class Result:
             "high_water_bytes": self.high_water,
             "retired_instructions": self.retired,
             "spans": len(self.timeline),
-            "metrics": {row.key: row.value for row in self.metrics.rows()},
+            "metrics": self.metrics.by_key,
             "notes": list(self.notes),
             **({"sections": [asdict(section) for section in self.program.sections]} if self.program.sections else {}),
             **({"data_parallel": asdict(self.parallel_run.how)} if self.parallel_run else {}),
@@ -210,7 +220,11 @@ class Result:
             ("slowdown", f"{metrics.slowdown:.3f}x of {of_what} {format_time(self.ideal_ns)}"),
             ("transfers", ", ".join(f"{engine_text(name)} {format_bytes(size)}" for name, size in copied.items())),
             ("peak memory", format_bytes(metrics.device_peak_bytes)),
-            *([("reserved", format_bytes(self.high_water))] if self.pool == "caching" else []),
+            *(
+                [("reserved", f"{format_bytes(self.high_water)}; {context_text(metrics.by_key)}")]
+                if self.pool == "caching"
+                else []
+            ),
         ]
 
     def __repr__(self) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.io.atomic import atomic_file
 from simgpu.machine.containers import BlockRequest
-from simgpu.machine.run import run_program
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
-from simgpu.memory.caching.settings import parse
 from simgpu.memory.caching.snapshot import SnapshotRecorder
+from simgpu.simulation.addresses import run_again
 from simgpu.simulation.result import Result
 from simgpu.trace.allocations import Frame
 
@@ -43,17 +42,7 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
         recorders[gpu].note(now, acquired, request)
 
     try:
-        run_program(
-            result.program,
-            result.graph,
-            result.node,
-            budget=limit,
-            iterations=result.iterations,
-            pool="caching",
-            allocator=parse(result.allocator) if result.allocator else None,
-            engine="simpy",
-            observe=observe,
-        )
+        run_again(result, limit, observe)
     except OutOfMemoryError:
         for each in recorders:
             each.fail()
@@ -77,8 +66,9 @@ class _Recording:
     """The allocator of one GPU. note: called for each request that was granted, refused (None) or released."""
 
     def __init__(self, result: Result, limit: int | None, gpu: int) -> None:
-        settings = parse(result.allocator) if result.allocator else None
-        self.recorder = SnapshotRecorder(CachingAllocator(ExclusiveDevice(limit), settings), gpu)
+        context = result.context or 0
+        device = ExclusiveDevice(None if limit is None else limit + context, context)
+        self.recorder = SnapshotRecorder(CachingAllocator(device, result.allocator_settings), gpu)
         self._graph = result.graph
         self._held: dict[int, MemoryBlock] = {}
         self._refused: BlockRequest | None = None
@@ -87,6 +77,7 @@ class _Recording:
         self.recorder.time_us = now // 1000
         self._refused = request if acquired is None else None
         if acquired is None:
+            self.recorder.attempt([(size, self._stack(block)) for block, size in request.prepared[2]])
             return
         for block, size in request.prepared[2]:
             if acquired:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simgpu.errors import MissingExtraError
 from simgpu.io.atomic import atomic_file
-from simgpu.timeline.model import MEMORY_COLUMNS, SPAN_COLUMNS, Timeline
+from simgpu.timeline.model import MEMORY_COLUMNS, RESERVED_COLUMN, SPAN_COLUMNS, Timeline
 
 
 def write_csv(timeline: Timeline, path: str | Path) -> None:
@@ -21,7 +21,8 @@ def write_csv(timeline: Timeline, path: str | Path) -> None:
 
 def write_memory_csv(timeline: Timeline, path: str | Path) -> None:
     """The columns of `Timeline.memory_frame` as CSV, with the same guarantees as `write_csv`."""
-    _write_rows(path, MEMORY_COLUMNS, _memory_rows(timeline))
+    more = (RESERVED_COLUMN,) if timeline.has_reserved else ()
+    _write_rows(path, (*MEMORY_COLUMNS, *more), _memory_rows(timeline))
 
 
 def write_parquet(timeline: Timeline, path: str | Path) -> None:
@@ -49,7 +50,10 @@ def _span_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
 
 def _memory_rows(timeline: Timeline) -> Iterator[tuple[object, ...]]:
     for curve in timeline.memories:
-        for sample in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
+        columns: list[list[object]] = [curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist()]
+        if timeline.has_reserved:
+            columns.append([""] * len(curve.time_ns) if curve.reserved is None else curve.reserved.tolist())
+        for sample in zip(*columns, strict=True):
             yield (curve.gpu, curve.memory, *sample)
 
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 Column = NDArray[np.int64]
 
 #: Columns of the tables. Times are in nanoseconds; `bytes` were moved over a link; `gpu` is `SHARED` for memories that
-#: all GPUs share, such as the host's.
+#: all GPUs share, such as the host's. `RESERVED_COLUMN` follows where a memory has PyTorch's allocator.
 SPAN_COLUMNS = ("iteration", "gpu", "stream", "kind", "name", "start_ns", "end_ns", "bytes", "cause")
 MEMORY_COLUMNS = ("gpu", "memory", "time_ns", "live_bytes", "used_bytes")
+RESERVED_COLUMN = "reserved_bytes"
 
 #: In place of a GPU's number: a memory of all GPUs.
 SHARED = -1
@@ -110,7 +111,8 @@ class MemoryCurve:
     """Bytes in use of one memory as a step function: from `time_ns[i]` on, blocks occupy `live[i]` bytes.
 
     `used` adds the allocator's padding. `capacity` is None where memory was unlimited. memory: its name. gpu: whose it
-    is, `SHARED` for a memory of all GPUs.
+    is, `SHARED` for a memory of all GPUs. reserved: bytes of the segments of PyTorch's allocator, in which blocks are
+    allocated; None for other allocators.
     """
 
     time_ns: Column
@@ -119,6 +121,7 @@ class MemoryCurve:
     capacity: int | None
     memory: str = DEVICE
     gpu: int = 0
+    reserved: Column | None = None
 
     @classmethod
     def never_used(cls, memory: str, gpu: int, capacity: int | None = None) -> MemoryCurve:
@@ -170,6 +173,11 @@ class Timeline:
                 return curve
         known = dict.fromkeys(curve.memory for curve in self.memories)
         raise KeyError(f"the run has no memory {name!r} of GPU {gpu}; it has {', '.join(known)}")
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether a memory has PyTorch's allocator, which reserves segments."""
+        return any(curve.reserved is not None for curve in self.memories)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -245,13 +253,14 @@ class Timeline:
     def memory_frame(self) -> pd.DataFrame:
         """The memory samples as a pandas table, one row each; its columns are `MEMORY_COLUMNS`.
 
-        Each value holds until the next sample of its memory; of several samples at one time the last one holds.
+        Each value holds until the next sample of its memory; of several samples at one time the last one holds. With
+        PyTorch's allocator there is a further column, `RESERVED_COLUMN`, without values for other memories.
         """
         import pandas as pd
 
         curves = self.memories
         counts = [len(curve.time_ns) for curve in curves]
-        return pd.DataFrame(
+        table = pd.DataFrame(
             {
                 "gpu": np.repeat(np.array([curve.gpu for curve in curves], dtype=np.int64), counts),
                 "memory": np.repeat(np.array([curve.memory for curve in curves], dtype=object), counts),
@@ -261,3 +270,11 @@ class Timeline:
             },
             columns=list(MEMORY_COLUMNS),
         )
+        if self.has_reserved:
+            reserved = (
+                [None] * count if curve.reserved is None else curve.reserved
+                for curve, count in zip(curves, counts, strict=True)
+            )
+            parts = [pd.Series(pd.array(values, dtype="Int64")) for values in reserved]
+            table[RESERVED_COLUMN] = pd.concat(parts, ignore_index=True)
+        return table

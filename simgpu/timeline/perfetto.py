@@ -108,10 +108,12 @@ def copy_pairs(timeline: Timeline) -> Iterator[tuple[Span, Span]]:
 
 
 def _counters(name: str, gpu: int, curve: MemoryCurve) -> Iterator[str]:
-    for time, live, used in zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True):
-        yield (
-            f'{{"args":{{"live":{live},"used":{used}}},"name":"{name}","ph":"C","pid":{_pid(gpu)},"ts":{_us(time)}}}'
-        )
+    reserved = None if curve.reserved is None else curve.reserved.tolist()
+    samples = zip(curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist(), strict=True)
+    for number, (time, live, used) in enumerate(samples):
+        more = "" if reserved is None else f'"reserved":{reserved[number]},'
+        args = f'"live":{live},{more}"used":{used}'
+        yield f'{{"args":{{{args}}},"name":"{name}","ph":"C","pid":{_pid(gpu)},"ts":{_us(time)}}}'
 
 
 def _stall_title(span: Span) -> str:

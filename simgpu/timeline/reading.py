@@ -16,6 +16,7 @@ from simgpu.hardware.spec import DEVICE, HOST, is_memory
 from simgpu.io.input_files import TABLE_LIMIT, open_input, read_text, too_large
 from simgpu.timeline.model import (
     MEMORY_COLUMNS,
+    RESERVED_COLUMN,
     SHARED,
     SPAN_COLUMNS,
     Column,
@@ -71,7 +72,7 @@ def read_timeline(
     """
     problems: list[Problem] = []
     rows = _span_rows(Path(spans), len(iteration_ends_ns), problems)
-    samples = _read_csv(Path(memory), MEMORY_COLUMNS, problems)
+    samples = _read_csv(Path(memory), MEMORY_COLUMNS, problems, (RESERVED_COLUMN,))
     _check_samples(str(memory), samples, problems)
     known = {*rows["gpu"], *samples["gpu"]}
     for path, table in ((spans, rows), (memory, samples)):
@@ -148,6 +149,12 @@ def _check_samples(path: str, samples: _Table, problems: list[Problem]) -> None:
         if time < before:
             report(row, "time_ns", f"'{time}' is before the sample of this memory above, at {before}", _AGAIN)
         last[gpu, memory] = time
+    for row, reserved in enumerate(samples.get(RESERVED_COLUMN, ())):
+        used = samples["used_bytes"][row]
+        if reserved is None and samples["memory"][row] == DEVICE:
+            report(row, RESERVED_COLUMN, "is empty for device memory", _AGAIN)
+        elif reserved is not None and reserved < used:
+            report(row, RESERVED_COLUMN, f"'{reserved}' is less than the {used} bytes in use", _AGAIN)
 
 
 def _check_gpus(path: str, gpus: Iterable[int], known: Container[int], problems: list[Problem]) -> None:
@@ -170,8 +177,9 @@ class _RowProblems:
         self.problems.append(Problem(self.path, place, what, remedy))
 
 
-def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem]) -> _Table:
-    """Columns by name; empty ones where the file cannot be read."""
+def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem], optional: tuple[str, ...] = ()) -> _Table:
+    """Columns by name; empty ones where the file cannot be read. optional: columns at the end that may be missing, and
+    whose cells may be empty."""
     nothing: _Table = dict.fromkeys(header, ())
     try:
         text = read_text(path, "a CSV file that simgpu wrote", if_empty=_AGAIN)
@@ -188,6 +196,8 @@ def _read_csv(path: Path, header: tuple[str, ...], problems: list[Problem]) -> _
     except csv.Error as error:
         problems.append(Problem(str(path), "", f"not readable as CSV ({error})", _AGAIN))
         return nothing
+    if tuple(first) == (*header, *optional):
+        header = tuple(first)
     if tuple(first) != header:
         report(-1, "", f"the columns are {','.join(first)[:80]!r}", f"they should be {','.join(header)}")
         return nothing
@@ -204,8 +214,11 @@ def _cells(name: str, cells: Sequence[str], report: _RowProblems) -> Sequence[An
     """Texts as they are, integers as int; 0 in place of any other text."""
     if name in _TEXTS:
         return cells
-    values = []
+    values: list[int | None] = []
     for row, text in enumerate(cells):
+        if not text and name == RESERVED_COLUMN:
+            values.append(None)
+            continue
         try:
             value = int(text)
         except ValueError:
@@ -288,4 +301,7 @@ def _curve(samples: _Table, memory: str, gpu: int, capacity: int | None) -> Memo
     named = np.array(samples["memory"], dtype=object) == memory
     mine = np.flatnonzero(named & (_column(samples["gpu"]) == gpu))
     time, live, used = (_column(samples[name])[mine] for name in ("time_ns", "live_bytes", "used_bytes"))
-    return MemoryCurve(time, live, used, capacity, memory, gpu)
+    reserved = None
+    if RESERVED_COLUMN in samples and memory == DEVICE:
+        reserved = _column(samples[RESERVED_COLUMN][at] for at in mine.tolist())
+    return MemoryCurve(time, live, used, capacity, memory, gpu, reserved)

@@ -76,8 +76,8 @@ def test_the_error_for_a_bad_override_names_the_override_and_not_the_file(tmp_pa
         "override: node.gpu.memory: 8 has no unit: a size is a text with a unit, for example '8 GiB'",
         (
             "override: node.gpu.memoy: unknown key; did you mean 'memory'? known: alignment, architecture, buddy, "
-            "cdma, copy_engines, dram_bandwidth, fp32_rate, memory, multiprocessors, name, power, reported_as, "
-            "reserved, tensor_rate"
+            "cdma, context_memory, copy_engines, dram_bandwidth, fp32_rate, memory, multiprocessors, name, power, "
+            "reported_as, reserved, tensor_rate"
         ),
     ]
 

@@ -135,6 +135,13 @@ def test_unknown_values_are_omitted(tmp_path: Path) -> None:
     assert not {"gpu.copy_engines", "gpu.architecture", "host.memory", "host.cores"} & set(file.sources)
 
 
+def test_the_memory_of_the_context_is_recorded_where_it_was_measured(tmp_path: Path) -> None:
+    file = load_node_file(recorded(tmp_path, replace(FACTS, context_memory=452 * 2**20)))
+    assert file.gpu.context_memory == 452 * 2**20
+    assert "without the allocator's, but with that of other programs" in file.sources["gpu.context_memory"]
+    assert load_node(recorded(tmp_path)).gpu.context_memory is None
+
+
 def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: Path) -> None:
     path = recorded(tmp_path, replace(FACTS, capability=(8, 9)))
     assert load_node(path).gpu.architecture is None

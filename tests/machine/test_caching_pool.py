@@ -6,19 +6,28 @@ import pytest
 
 import simgpu
 from simgpu.errors import InputError, OutOfMemoryError, ProgramError
+from simgpu.experiments.compare import compare
 from simgpu.experiments.scenarios.load import make_scenario
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.machine.compiled_engine import Engine
+from simgpu.machine.run import run_program
 from simgpu.memory.caching.pool import CachingPool
 from simgpu.memory.caching.settings import parse
+from simgpu.program.instructions import COMPUTE, Acquire, Await, Launch, Release, Signal
+from simgpu.report.page import facts
+from simgpu.report.recorded import recorded_from
 from simgpu.simulation.result import Result
+from simgpu.simulation.snapshot import memory_snapshot
+from simgpu.timeline.streams import StreamId
 from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
+from tests.semantics.hand_made import block, graph, kernel, program
 
 MIB = 2**20
 
 
-def node(memory: int = 2**30) -> NodeSpec:
-    return NodeSpec("example", GpuSpec("gpu", memory), LinkSpec("pcie", 10**10, 10**10))
+def node(memory: int = 2**30, context: int | None = None) -> NodeSpec:
+    return NodeSpec("example", GpuSpec("gpu", memory, context_memory=context), LinkSpec("pcie", 10**10, 10**10))
 
 
 def run(trace: Trace, policy: str = "none", memory: int = 2**30, allocator: str | None = None) -> Result:
@@ -53,6 +62,45 @@ def test_a_run_reports_live_allocated_and_reserved_peaks() -> None:
     assert "reserved" in repr(result) and result.to_dict()["metrics"]["device_reserved_bytes"] == result.high_water
 
 
+def test_reserved_memory_is_a_curve_above_allocated_memory() -> None:
+    result = run(layers(12, 12, 12), "vdnn", memory=40 * MIB)
+    (curve,) = result.timeline.device_memories
+    assert curve.reserved is not None and (curve.reserved >= curve.used).all() and (curve.used >= curve.live).all()
+    assert int(curve.reserved.max()) == result.high_water and not (curve.reserved % (2 * MIB)).any()
+    assert all(each.reserved is None for each in result.timeline.shared_memories)
+    axes = result.plot("run").axes[-1]
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "reserved, peak\n24 MiB"
+
+
+def test_other_pools_have_no_reserved_curve() -> None:
+    for pool in ("counting", "addressed"):
+        timeline = simgpu.simulate(layers(12, 12), node(), "none", pool=pool).timeline
+        assert not timeline.has_reserved and all(each.reserved is None for each in timeline.memories)
+
+
+@pytest.mark.parametrize("engine", ["simpy", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_what_a_refused_request_frees_is_in_the_curve(engine: Engine) -> None:
+    """At 10 ns, a request of 30 MiB frees the unused segment of 12 MiB, and waits until that of 14 MiB is too."""
+    tasks = graph(
+        [kernel("k1", writes="a b"), kernel("k2", reads="b", writes="c")],
+        [block("a", 12 * MIB), block("b", 14 * MIB), block("c", 30 * MIB)],
+    )
+    code = program(
+        {
+            COMPUTE: [Acquire((0, 1)), Launch(0), Release((0,)), Signal(0), Launch(1), Release((1,))],
+            StreamId(0, "d2h"): [Await(0), Acquire((2,)), Release((2,))],
+        }
+    )
+    ran = run_program(code, tasks, node(), budget=40 * MIB, pool="caching", iterations=1, engine=engine)
+    curve = ran.timeline.memories[0]
+    assert curve.reserved is not None
+    columns = curve.time_ns, curve.used // MIB, curve.reserved // MIB
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
+        *[(0, 0, 0), (0, 26, 26), (10, 14, 26), (10, 14, 14)],
+        *[(20, 0, 14), (20, 30, 30), (20, 0, 30)],
+    ]
+
+
 def test_the_time_of_a_run_that_fits_does_not_depend_on_its_allocator() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     laptop = simgpu.load_node("laptop-2gb")
@@ -76,6 +124,60 @@ def test_a_run_that_does_not_fit_says_what_the_allocator_has_reserved() -> None:
     """Of 38 MiB, one segment of 20 MiB leaves too little for a second one."""
     with pytest.raises(OutOfMemoryError, match=r"has reserved 20 MiB, .* a request of 1 to 10 MiB has 20 MiB"):
         run(layers(*[3] * 10), memory=38 * MIB)
+
+
+@pytest.mark.parametrize("engine", ["simpy", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_the_allocator_has_what_the_cuda_context_leaves_of_the_node(engine: Engine) -> None:
+    """Three feature maps of 3 MiB take a segment of 20 MiB, which fits exactly."""
+    trace = layers(3, 3, 3)
+    result = simgpu.simulate(trace, node(52 * MIB, 32 * MIB), "none", pool="caching", engine=engine)
+    assert (result.budget, result.context, result.high_water) == (20 * MIB, 32 * MIB, 20 * MIB)
+    assert result.timeline.device_memories[0].capacity == 20 * MIB
+    with pytest.raises(OutOfMemoryError):
+        simgpu.simulate(trace, node(52 * MIB, 32 * MIB + 1), "none", pool="caching", engine=engine)
+
+
+def test_a_given_budget_is_the_allocators_own() -> None:
+    result = simgpu.simulate(layers(3, 3, 3), node(52 * MIB, 40 * MIB), "none", pool="caching", budget=20 * MIB)
+    assert (result.budget, result.context, result.high_water) == (20 * MIB, 0, 20 * MIB)
+    assert result.metrics.context_bytes == 0
+    assert "context memory not subtracted: the given budget is the allocator's" in repr(result)
+
+
+@pytest.mark.parametrize("pool", ["counting", "addressed"])
+def test_other_pools_do_not_count_the_cuda_context(pool: str) -> None:
+    result = simgpu.simulate(layers(3, 3, 3), node(52 * MIB, 40 * MIB), "none", pool=pool)
+    plain = simgpu.simulate(layers(3, 3, 3), node(52 * MIB), "none", pool=pool)
+    assert (result.budget, result.context) == (52 * MIB, 0)
+    assert result.to_dict() == plain.to_dict() and "context" not in str(result.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("context", "text"),
+    [(32 * MIB, "CUDA context 32 MiB, besides the budget"), (None, "context memory not known, counted as 0")],
+)
+def test_a_run_reports_the_memory_of_the_cuda_context(context: int | None, text: str) -> None:
+    compared = compare(layers(3, 3, 3), node(52 * MIB, context), ["none"], pool="caching")
+    result = compared.results["none"]
+    assert text in repr(result) and result.to_dict()["metrics"]["device_context_bytes"] == context
+    assert result.to_dict()["node"]["gpu"]["context_memory"] == context
+    assert text in dict(facts(recorded_from(compared)))["run"]
+
+
+def test_a_memory_fraction_is_one_of_the_device_with_its_context() -> None:
+    """As in PyTorch, half of 100 MiB is allowed, although the context takes 40 MiB: two segments of 20 MiB fit."""
+    half = "per_process_memory_fraction:0.5"
+    pool = CachingPool(60 * MIB, settings=parse(half), context=40 * MIB)
+    assert pool.acquire(pool.prepare([0, 1], [20 * MIB, 20 * MIB]))
+    assert not CachingPool(60 * MIB, settings=parse(half)).acquire(pool.prepare([0, 1], [20 * MIB, 20 * MIB]))
+    result = simgpu.simulate(layers(12, 12), node(100 * MIB, 40 * MIB), "none", pool="caching", allocator=half)
+    assert result.high_water <= 50 * MIB and memory_snapshot(result)["segments"]
+
+
+def test_the_context_must_leave_memory() -> None:
+    with pytest.raises(InputError, match=r"context_memory takes all memory that is not reserved"):
+        simgpu.load_node("laptop-2gb", {"gpu.context_memory": "2 GiB"})
+    assert simgpu.load_node("laptop-2gb", {"gpu.context_memory": "300 MiB"}).gpu.context_memory == 300 * MIB
 
 
 def test_settings_of_the_allocator_change_what_is_reserved() -> None:

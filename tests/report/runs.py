@@ -51,6 +51,13 @@ def written(comparison: Comparison, folder: Path, *, formats: tuple[str, ...] = 
     return folder
 
 
+def cached() -> Comparison:
+    """Runs with PyTorch's allocator, whose three feature maps of 12 MiB have segments of their own."""
+    trace = chain([5_000, 7_000, 9_000], [10_000, 14_000, 15_000], [12 * 2**20] * 3)
+    node = NodeSpec("bench", GpuSpec("a GPU", 10**9, context_memory=300 * 2**20), LINK)
+    return compare(trace, node, ["none", "vdnn"], pool="caching")
+
+
 def huge(spans: int) -> ReportInput:
     """A run with many spans on each of two streams, so dense that thousands share a pixel."""
     recorded = recorded_from(compare(CHAIN, NODE, ["vdnn"]))

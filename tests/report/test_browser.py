@@ -17,9 +17,10 @@ from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.report.recorded import recorded_from
 from simgpu.report.writing import write_recorded, write_report
+from simgpu.simulation.addresses import address_ranges
 from simgpu.timeline.model import Timeline
 from simgpu.units import format_time
-from tests.report.runs import CHAIN, NASTY, NODE, huge, renamed
+from tests.report.runs import CHAIN, NASTY, NODE, cached, huge, renamed
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -353,3 +354,24 @@ def test_a_hundred_thousand_spans_are_painted_within_a_frame(at: Callable[..., C
         times.append(run(browser, "return performance.getEntriesByName('simgpu: paint')[0].duration"))
     assert sorted(times)[len(times) // 2] < 16.7
     assert len(colours(browser)) > 10
+
+
+def test_the_segment_map_names_what_is_at_an_address(at: Callable[..., Chrome], tmp_path: Path) -> None:
+    """The map is 240 pixels high, above the axis of 24."""
+    comparison = cached()
+    browser = at(write_report(comparison, tmp_path / "report.html")[0], tab="none")
+    seen(browser)
+    result = comparison.results["none"]
+    height = browser.find_element("id", "picture").size["height"]
+    bottom, total = height - 24, result.high_water
+    start, end = result.timeline.window(-1)
+    ranges = [each for each in address_ranges(result) if each.end_ns > start]
+    shown = max((each for each in ranges if each.block), key=lambda each: each.end_ns - max(each.start_ns, start))
+    x = place_of(browser, (max(shown.start_ns, start) + min(shown.end_ns, end)) / 2)
+    pointer_to(browser, x, bottom - 240 * (shown.address + shown.bytes / 2) / total)
+    tip = browser.find_element("id", "tip").text
+    assert shown.block in tip and "12 MiB (12,582,912 B)" in tip
+    labels = [each.text for each in browser.find_elements("css selector", "#map-legend li")]
+    assert labels == ["activation", "input", "free in a segment"]
+    pointer_to(browser, x, bottom - 240 - 60)
+    assert "reserved" in browser.find_element("id", "tip").text

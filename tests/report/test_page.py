@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from simgpu.analysis.addresses import KIND_COLOURS
 from simgpu.analysis.bars import LOOKS, PHASES, WAIT_COPY_IN
 from simgpu.cli import main
 from simgpu.errors import InputError
@@ -22,10 +23,12 @@ from simgpu.experiments.scenarios.load import load_scenario
 from simgpu.report.columns import EXACT, page_data
 from simgpu.report.page import SCRIPTS, page, time_bars
 from simgpu.report.recorded import Ran, ReportInput, read_run, recorded_from
+from simgpu.report.segment_map import segment_maps
 from simgpu.report.writing import write_report
+from simgpu.timeline.addresses import MemoryRange
 from simgpu.timeline.model import Timeline
-from simgpu.trace.model import Phase
-from tests.report.runs import CHAIN, NASTY, NODE, TIGHT, renamed, small, written
+from simgpu.trace.model import BlockKind, Phase
+from tests.report.runs import CHAIN, NASTY, NODE, TIGHT, cached, renamed, small, written
 from tests.timeline.hand_made import curve_of
 
 
@@ -113,6 +116,46 @@ def test_memory_is_in_the_data_to_the_byte(quickstart: Comparison) -> None:
             assert message["padding"] is None
         assert run["budget"] == ran.entry["budget_bytes"] == 40 * 2**20
         assert run["unlimited"] is (ran.label == "ideal")
+
+
+def test_a_run_with_pytorchs_allocator_has_reserved_memory_and_a_segment_map() -> None:
+    recorded = recorded_from(cached())
+    data = page_data(recorded)
+    assert data["map_colours"]["activation"] == KIND_COLOURS[BlockKind.ACTIVATION]
+    for ran, run in zip(recorded.runs, data["runs"], strict=True):
+        curve = timeline_of(ran).memory("device")
+        assert curve.reserved is not None
+        assert np.cumsum(run["memory"][0]["reserved"]).tolist() == curve.reserved.tolist()
+        [drawn] = run["maps"]
+        blocks = [each for each in ran.addresses if each.block]
+        columns = drawn["blocks"]
+        ids = data["tasks"][run["tasks"]]["blocks"]["id"]
+        assert [data["words"][ids[block]] for block in columns["block"]] == [each.block for each in blocks]
+        assert np.cumsum(columns["start"]).tolist() == [each.start_ns for each in blocks]
+        assert columns["length"] == [each.end_ns - each.start_ns for each in blocks]
+        assert (columns["low"], columns["bytes"]) == ([e.address for e in blocks], [e.bytes for e in blocks])
+        assert drawn["total"] == max(each.address + each.bytes for each in ran.addresses) and drawn["omitted"] == 0
+    text = page(recorded, {})
+    assert 'id="map-legend"' in text and "CUDA context 300 MiB, besides the budget" in text
+
+
+def test_runs_with_other_pools_have_no_segment_map(quickstart: Comparison) -> None:
+    recorded = recorded_from(quickstart)
+    data = page_data(recorded)
+    assert "map_colours" not in data and not any(
+        "maps" in run or "reserved" in run["memory"][0] for run in data["runs"]
+    )
+    assert 'id="map-legend"' not in page(recorded, {})
+
+
+def test_of_a_long_run_the_map_has_the_largest_blocks_of_the_last_iteration() -> None:
+    """Five blocks of 1 to 5 bytes in each of 100 iterations of 10 ns."""
+    segment = MemoryRange(0, "", 0, 100, 0, 1000)
+    blocks = [MemoryRange(0, f"b{k}", k, k, 10 * i, 10 * i + 5) for i in range(100) for k in range(1, 6)]
+    [drawn] = segment_maps([segment, *blocks], [], (990, 1000), most=7)
+    assert np.cumsum(drawn["blocks"]["start"]).tolist() == [0, 10, *[990] * 5]
+    assert drawn["blocks"]["bytes"] == [5, 5, 1, 2, 3, 4, 5]
+    assert drawn["omitted"] == 493 and drawn["blocks"]["block"] == [-1] * 7
 
 
 def test_padding_is_shown_separately_from_live_bytes() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.report.recorded import read_run
+from simgpu.report.recorded import read_run, recorded_from
 from simgpu.report.writing import write_report
 from tests.cli.cli_helpers import make_study, simgpu
-from tests.report.runs import small, written
+from tests.report.runs import cached, small, written
 
 
 @pytest.fixture
@@ -63,6 +63,23 @@ def test_a_run_with_only_parquet_files_reads_like_one_with_csv(tmp_path: Path) -
     for one, other in zip(parquet.runs, table.runs, strict=True):
         assert (one.timeline is None) is (other.timeline is None)
         assert one.timeline is None or other.timeline is None or list(one.timeline) == list(other.timeline)
+
+
+def test_a_folder_has_the_addresses_of_a_run_with_pytorchs_allocator(tmp_path: Path) -> None:
+    comparison = cached()
+    folder = written(comparison, tmp_path / "run")
+    read = read_run(folder)
+    for one, other in zip(read.runs, recorded_from(comparison).runs, strict=True):
+        assert one.addresses == other.addresses != ()
+        assert one.timeline is not None and other.timeline is not None
+        assert one.timeline.memories[0].reserved is not None
+        assert one.timeline.memories[0].reserved.tolist() == other.timeline.memories[0].reserved.tolist()
+    assert not list(written(small(), tmp_path / "other").glob("*/addresses.csv"))
+    file = folder / "none" / "addresses.csv"
+    file.write_text(file.read_text().replace("0,,0,", "0,,none,", 1))
+    assert "addresses.csv: row 2, column address: 'none' is not" in error_for(folder)
+    file.unlink()
+    assert read_run(folder).runs[0].addresses == (), "as an earlier version wrote it"
 
 
 def test_folders_not_written_by_a_run_are_refused(tmp_path: Path) -> None:

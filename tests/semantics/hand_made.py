@@ -89,7 +89,10 @@ def outcome(run: MachineRun) -> list[Any]:
     timeline = run.timeline
     spans = [getattr(timeline, column).tolist() for column in COLUMNS]
     curves = [
-        (curve.memory, curve.gpu, curve.capacity, curve.time_ns.tolist(), curve.live.tolist(), curve.used.tolist())
+        (
+            *(curve.memory, curve.gpu, curve.capacity, curve.time_ns.tolist(), curve.live.tolist()),
+            *(curve.used.tolist(), None if curve.reserved is None else curve.reserved.tolist()),
+        )
         for curve in timeline.memories
     ]
     names = timeline.streams, timeline.names, timeline.resources, timeline.iteration_ends_ns

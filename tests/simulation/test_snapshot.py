@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,15 @@ from simgpu.errors import InputError
 from simgpu.experiments.compare import compare
 from simgpu.experiments.outputs import write_outputs
 from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.recorded import reproduce
+from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.simulation.addresses import address_ranges
 from simgpu.simulation.result import Result
 from simgpu.simulation.snapshot import memory_snapshot, write_memory_snapshot
+from simgpu.trace.allocations import AllocatorAction
+from simgpu.trace.chain import chain
 
 
 def run(policy: str = "vdnn", pool: str = "caching", allocator: str | None = None) -> Result:
@@ -41,6 +49,72 @@ def test_the_snapshot_of_a_run_reserves_and_allocates_what_the_run_did(
         curve.live.max() for curve in result.timeline.device_memories
     )
     assert trace.events[-1].time_us == result.timeline.device_memories[0].time_ns[-1] // 1000
+
+
+def waiting_run(allocator: str | None = None) -> Result:
+    """A run in which requests wait for memory, and free unused segments."""
+    sizes = (12, 14, 12, 14, 12, 16)
+    trace = chain([100] * 6, [100] * 6, [size * 2**20 for size in sizes])
+    size = 60 if allocator == "expandable_segments:True" else 54
+    node = NodeSpec("example", GpuSpec("gpu", size * 2**20), LinkSpec("pcie", 10**13, 10**12))
+    result = simgpu.simulate(trace, node, "superneurons", pool="caching", allocator=allocator)
+    assert result.metrics.breakdown.stalled_memory > 0
+    return result
+
+
+@pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
+def test_the_snapshot_of_a_run_that_waits_for_memory_is_that_of_its_allocator(
+    allocator: str | None, tmp_path: Path
+) -> None:
+    result = waiting_run(allocator)
+    write_memory_snapshot(result, tmp_path / "run.pickle")
+    trace = load_snapshot(tmp_path / "run.pickle")
+    assert not [event for event in trace.events if event.action == AllocatorAction.OOM]
+    again = reproduce(trace)
+    assert again.deviations == []
+    assert again.allocator.statistics.reserved_peak == result.high_water
+    blocks = {(each.address, each.bytes) for each in address_ranges(result) if each.block}
+    assert blocks <= {(each.address, AllocatorSettings().rounded(each.size)) for each in trace.allocations}
+
+
+@pytest.mark.parametrize("allocator", [None, "expandable_segments:True", "max_split_size_mb:20"])
+@pytest.mark.parametrize("make", [lambda how: run("vdnn", allocator=how), waiting_run], ids=["fits", "waits"])
+def test_address_ranges_are_those_of_the_runs_curves(
+    make: Callable[[str | None], Result], allocator: str | None
+) -> None:
+    """At every time, blocks lie in segments, apart from one another, and both have the bytes of the curves."""
+    result = make(allocator)
+    ranges = address_ranges(result)
+    curve = result.timeline.device_memories[0]
+    assert curve.reserved is not None
+    last = dict(zip(curve.time_ns.tolist(), zip(curve.used, curve.reserved, strict=True), strict=True))
+    for time, (used, reserved) in last.items():
+        there = [each for each in ranges if each.start_ns <= time < each.end_ns]
+        blocks = sorted((each.address, each.address + each.bytes) for each in there if each.block)
+        segments = sorted((each.address, each.address + each.bytes) for each in there if not each.block)
+        if time < max(each.end_ns for each in ranges):
+            assert (sum(b - a for a, b in blocks), sum(b - a for a, b in segments)) == (used, reserved)
+        for found in (blocks, segments):
+            assert all(one[1] <= other[0] for one, other in pairwise(found))
+        assert allocator or all(any(low <= a and b <= high for low, high in segments) for a, b in blocks)
+
+
+def test_several_gpus_have_a_snapshot_and_address_ranges_each(tmp_path: Path) -> None:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    node = replace(node, gpus=2, gpu=replace(node.gpu, dram_bandwidth=10**12))
+    result = simgpu.simulate(trace, node, "none", pool="caching", gpus=2, exchange="gather")
+    write_memory_snapshot(result, tmp_path / "run.pickle")
+    for gpu in range(2):
+        snapshot = load_snapshot(tmp_path / "run.pickle", gpu)
+        reserved = max(curve.reserved.max() for curve in result.timeline.memories if curve.gpu == gpu)  # type: ignore[union-attr]
+        assert reproduce(snapshot).allocator.statistics.reserved_peak == reserved
+        assert sum(each.size for each in snapshot.after) == sum(
+            each.bytes for each in address_ranges(result) if each.gpu == gpu and not each.block
+        )
+
+
+def test_other_pools_have_no_address_ranges() -> None:
+    assert address_ranges(run("none", pool="counting")) == ()
 
 
 def test_tensors_stand_in_place_of_stacks(tmp_path: Path) -> None:

@@ -80,8 +80,10 @@ def assert_same(read: Timeline, written: Timeline) -> None:
     for one, other in zip(read.memories, written.memories, strict=True):
         assert (one.memory, one.gpu) == (other.memory, other.gpu)
         assert one.capacity == other.capacity
-        for name in ("time_ns", "live", "used"):
-            assert getattr(one, name).tolist() == getattr(other, name).tolist()
+        for name in ("time_ns", "live", "used", "reserved"):
+            first, second = getattr(one, name), getattr(other, name)
+            assert (first is None) == (second is None)
+            assert first is None or first.tolist() == second.tolist()
 
 
 @settings(deadline=None, max_examples=25)
@@ -95,6 +97,22 @@ def test_csv_is_read_back_as_it_was_written(timeline: Timeline) -> None:
         assert_same(read, timeline)
         write_csv(read, folder / "c.csv")
         assert (folder / "c.csv").read_bytes() == (folder / "a.csv").read_bytes()
+
+
+def test_reserved_bytes_are_read_back_and_in_the_table(tmp_path: Path) -> None:
+    curve = replace(SMALL.memory("device"), reserved=np.array([2**21]))
+    timeline = replace(SMALL, memories=(curve, curve_of([(3, 8, 8)], memory="host")))
+    write_csv(timeline, tmp_path / "s.csv")
+    write_memory_csv(timeline, tmp_path / "m.csv")
+    header = "gpu,memory,time_ns,live_bytes,used_bytes,reserved_bytes"
+    assert (tmp_path / "m.csv").read_text() == f"{header}\n0,device,0,64,64,2097152\n-1,host,3,8,8,\n"
+    assert_same(read_again(timeline, tmp_path / "s.csv", tmp_path / "m.csv"), timeline)
+    assert timeline.memory_frame().reserved_bytes.dropna().tolist() == [2**21]
+    assert "reserved_bytes" not in SMALL.memory_frame()
+    for cell, message in (("", "is empty for device memory"), ("63", "'63' is less than the 64 bytes in use")):
+        (tmp_path / "m.csv").write_text(f"{header}\n0,device,0,64,64,{cell}\n")
+        with pytest.raises(InputError, match=f"row 2, column reserved_bytes: {message}"):
+            read_again(timeline, tmp_path / "s.csv", tmp_path / "m.csv")
 
 
 def test_parquet_is_read_back_as_it_was_written(tmp_path: Path) -> None:

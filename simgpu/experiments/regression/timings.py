@@ -173,7 +173,7 @@ def _policy_timings(run: PolicyRun) -> PolicyTimings:
         outcome="ran",
         settings=_plain(_settings(result)),
         steady=result.steady,
-        values={row.key: row.value for row in result.metrics.rows()} | dict(zip(COUNTS, counts, strict=True)),
+        values=result.metrics.by_key | dict(zip(COUNTS, counts, strict=True)),
         failure={},
         events=tuple(result.timeline),
     )

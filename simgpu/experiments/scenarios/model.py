@@ -135,7 +135,10 @@ class ScenarioFile(FileModel):
     overrides: dict[str, Any] = Field(
         default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
     )
-    budget: Size | None = Field(default=None, description="device memory the program may use; by default all of it")
+    budget: Size | None = Field(
+        default=None,
+        description="device memory the program may use; by default all of it, less the CUDA context with pool: caching",
+    )
     policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
         min_length=1, description="one or several policies, run one after the other"
     )
@@ -215,6 +218,11 @@ class Scenario:
             **(how.arguments if how else {}),
         )
 
+    @property
+    def available(self) -> int:
+        """Bytes of device memory that a program may use: the budget, by default the node's."""
+        return self.config.on(self.node)[1]
+
     def facts(self) -> list[tuple[str, str]]:
         """A summary as pairs of name and text: trace, node and provenance."""
         node = self.node
@@ -222,7 +230,7 @@ class Scenario:
         return [
             *([("about", self.description)] if self.description else []),
             *self.trace.facts(),
-            ("node", _described(node)),
+            ("node", _described(node, self.available if self.budget is None else node.budget)),
             *([("memory", _compressed(node))] if node.gpu.buddy else []),
             *([("gpus", self._on_gpus(self.data_parallel))] if self.data_parallel else []),
             *([("sweep", self.swept)] if self.swept else []),
@@ -249,9 +257,9 @@ class Scenario:
         return facts_html(self._all_facts())
 
 
-def _described(node: NodeSpec) -> str:
-    """The node's memories and links."""
-    text = f"{node.name}: {node.gpu.name}, {format_bytes(node.budget)} usable; {node.link.kind}, {_speeds(node.link)}"
+def _described(node: NodeSpec, usable: int) -> str:
+    """The node's memories and links. usable: bytes of device memory."""
+    text = f"{node.name}: {node.gpu.name}, {format_bytes(usable)} usable; {node.link.kind}, {_speeds(node.link)}"
     others = other_memories_text(node.more_memories, node.more_links)
     return f"{text}; {others}" if others else text
 

@@ -112,7 +112,7 @@ def _about(scenario: Scenario) -> dict[str, Any]:
         "d2h_bytes_per_s": scenario.node.link.d2h_bandwidth,
         "h2d_bytes_per_s": scenario.node.link.h2d_bandwidth,
         "memory_bytes": scenario.node.gpu.memory,
-        "budget_bytes": scenario.node.budget if scenario.budget is None else scenario.budget,
+        "budget_bytes": scenario.available,
         "iterations": scenario.iterations,
         "epoch": scenario.epoch,
         "seed": scenario.seed,
@@ -136,5 +136,5 @@ def _numbers(result: Result) -> dict[str, Any]:
         "high_water_bytes": result.high_water,
         "retired_instructions": result.retired,
         "spans": len(result.timeline),
-        **{row.key: row.value for row in result.metrics.rows()},
+        **result.metrics.by_key,
     }

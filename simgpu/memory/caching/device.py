@@ -12,10 +12,11 @@ from simgpu.memory.pool import UNLIMITED
 class SegmentSource(Protocol):
     """Memory of a device, as the functions of the CUDA driver give it.
 
-    total: bytes of memory; None for unlimited.
+    total: bytes of memory; None for unlimited. context: bytes of it that the CUDA context takes.
     """
 
     total: int | None
+    context: int
 
     def allocate(self, size: int) -> int | None:
         """The address of a new segment; None if there is too little memory."""
@@ -49,19 +50,22 @@ class ExclusiveDevice:
     Which address a segment gets is the driver's choice and not documented; here it is the lowest that is free. It
     matters only between free blocks of equal size, of which the allocator takes the lowest.
 
-    total: bytes; None for unlimited. used: bytes of segments.
+    total: bytes; None for unlimited. used: bytes of segments. context: bytes that the CUDA context takes of them.
 
     >>> device = ExclusiveDevice(50 * 2**20)
     >>> device.allocate(20 * 2**20), device.allocate(20 * 2**20), device.allocate(20 * 2**20)
     (0, 20971520, None)
+    >>> ExclusiveDevice(50 * 2**20, context=40 * 2**20).allocate(20 * 2**20) is None
+    True
     """
 
-    __slots__ = ("_addresses", "_limit", "total", "used")
+    __slots__ = ("_addresses", "_limit", "context", "total", "used")
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self, total: int | None, context: int = 0) -> None:
         self.total = total
+        self.context = context
         self.used = 0
-        self._limit = UNLIMITED if total is None else total
+        self._limit = UNLIMITED if total is None else total - context
         self._addresses = Holes(UNLIMITED)
 
     def free_addresses(self) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ class CachingPool:
     All blocks belong to one stream: in a simulated program, an event makes each stream wait until a block may be used
     again, as `record_stream` would. A request that fails has freed all unused segments, as in PyTorch before it gives
     up. `used` counts blocks as the allocator sizes them (allocated memory), `high_water` segments (reserved memory).
+    capacity: bytes that the allocator can have. context: bytes of the device that the CUDA context takes besides.
     held: by number, the blocks that are allocated.
 
     >>> pool = CachingPool(64 * 2**20)
@@ -28,13 +29,19 @@ class CachingPool:
 
     __slots__ = ("alignment", "allocator", "capacity", "device", "held", "limit", "live", "used")
 
-    def __init__(self, capacity: int | None, alignment: int = 1, settings: AllocatorSettings | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int | None,
+        alignment: int = 1,
+        settings: AllocatorSettings | None = None,
+        context: int = 0,
+    ) -> None:
         self.capacity = capacity
         self.alignment = alignment
         self.limit = UNLIMITED if capacity is None else capacity
         self.live = 0
         self.used = 0
-        self.device = ExclusiveDevice(capacity)
+        self.device = ExclusiveDevice(None if capacity is None else capacity + context, context)
         self.allocator = CachingAllocator(self.device, settings)
         self.held: dict[int, MemoryBlock] = {}
 
@@ -96,6 +103,11 @@ class CachingPool:
     def high_water(self) -> int:
         """The peak of reserved memory, bytes."""
         return self.allocator.statistics.reserved_peak
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments: what the allocator has from the device."""
+        return self.allocator.statistics.reserved
 
     def state(self) -> Hashable:
         """The addresses of all blocks, and the free ones in their order."""

@@ -35,6 +35,7 @@ class RecordedDevice:
 
     def __init__(self, total: int | None) -> None:
         self.total = total
+        self.context = 0
         self.given: deque[AllocatorEvent] = deque()
         self.taken: deque[AllocatorEvent] = deque()
         self.exhausted = False

@@ -40,7 +40,7 @@ class SnapshotRecorder:
         frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in stack]
         if block is None:
             device = self.allocator.device
-            free = max((device.total or 0) - self.allocator.statistics.reserved, 0)
+            free = max((device.total or 0) - device.context - self.allocator.statistics.reserved, 0)
             rounded = self.allocator.settings.rounded(size)
             self._events.append(self._event(AllocatorAction.OOM, None, rounded, stream, frames) | {"device_free": free})
             return None
@@ -48,6 +48,19 @@ class SnapshotRecorder:
         event = self._event(AllocatorAction.ALLOC, block.address, size, stream, frames)
         self._events.append(event | {"category": category} if category else event)
         return block
+
+    def attempt(self, requests: Sequence[tuple[int, Sequence[Frame]]]) -> None:
+        """Allocate blocks and free them again, up to one for which there is no memory, without an error: its request
+        waits. What the attempt frees is recorded. requests: sizes and stacks."""
+        allocated = []
+        for size, stack in requests:
+            block = self.allocate(size, stack=stack)
+            if block is None:
+                self._events.pop()  # the error
+                break
+            allocated.append(block)
+        for block in allocated:
+            self.free(block)
 
     def free(self, block: MemoryBlock) -> None:
         """Free a block."""

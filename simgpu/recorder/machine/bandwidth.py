@@ -18,7 +18,11 @@ DEFAULT_SIZES = tuple(2**power * BYTE_UNITS["KiB"] for power in range(6, 19, 2))
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """Properties that a GPU reports: memory in bytes; copy_engines is None if the driver does not report it."""
+    """Properties that a GPU reports: memory in bytes; copy_engines is None if the driver does not report it.
+
+    context_memory: bytes in use after the CUDA context was created, without PyTorch's segments, but with the memory of
+    other programs on the GPU; None if not measured.
+    """
 
     name: str
     memory: int
@@ -26,6 +30,7 @@ class GpuProperties:
     capability: tuple[int, int]
     copy_engines: int | None
     reported_by: str
+    context_memory: int | None = None
 
 
 class CopyDirection(StrEnum):

@@ -71,6 +71,7 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
         what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
         raise InputError.single("record_node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
     torch.cuda.set_device(index)
+    context = context_memory(torch.cuda.mem_get_info(index), torch.cuda.memory_reserved(index))
     result = torch.cuda.get_device_properties(index)
     facts = GpuProperties(
         result.name,
@@ -79,8 +80,21 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
         (result.major, result.minor),
         copy_engines(index),
         f"PyTorch {torch.__version__}",
+        context,
     )
     return facts, TorchCopies(torch.device("cuda", index), CudaClock())
+
+
+def context_memory(free_and_total: tuple[int, int], reserved: int) -> int | None:
+    """Returns the bytes in use besides `reserved`, PyTorch's segments; None if there are none.
+
+    The driver reports only how much of a GPU is free, so that memory of other programs is included.
+
+    >>> context_memory((11_500 * 2**20, 12_000 * 2**20), reserved=20 * 2**20) == 480 * 2**20
+    True
+    """
+    free, total = free_and_total
+    return max(total - free - reserved, 0) or None
 
 
 def copy_engines(index: int, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> int | None:

@@ -111,6 +111,12 @@ def measured_node(
     entries = [
         ("gpu.memory", _exact(facts.memory), f"{description}: total memory, including the framework's contexts"),
         (
+            "gpu.context_memory",
+            _exact(facts.context_memory),
+            f"{by} with {facts.reported_by}: memory in use after the CUDA context was created, without the "
+            "allocator's, but with that of other programs on the GPU, if there were any",
+        ),
+        (
             "gpu.architecture",
             generation if has_times else None,
             f"{description}: compute capability {_dotted(facts.capability)}",

@@ -20,8 +20,9 @@ function paintAxis(context, layout, view, theme, origin) {
     context.fillStyle = theme.grid;
     context.fillRect(x, TOP, 1, layout.rowsEnd - TOP);
     context.fillRect(x, layout.memoryTop, 1, layout.memoryEnd - layout.memoryTop + 4);
+    if (layout.hasMap) context.fillRect(x, layout.mapTop, 1, layout.mapEnd - layout.mapTop + 4);
     context.fillStyle = theme.soft;
-    context.fillText(exactTime(mark * step, unit), Math.min(x, layout.width - 30), layout.memoryEnd + 7);
+    context.fillText(exactTime(mark * step, unit), Math.min(x, layout.width - 30), layout.bottom + 7);
   }
 }
 
@@ -31,6 +32,6 @@ function paintEnds(context, layout, view, theme, ends) {
   for (const end of ends) {
     if (end <= view.start || end >= view.end) continue;
     const x = Math.round(layout.x(view, end));
-    for (let y = TOP; y < layout.memoryEnd; y += 6) context.fillRect(x, y, 1, 3);
+    for (let y = TOP; y < layout.bottom; y += 6) context.fillRect(x, y, 1, 3);
   }
 }

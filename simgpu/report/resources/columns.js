@@ -73,7 +73,7 @@ class Track {
   }
 }
 
-/** Memory in use as a step function, of a GPU or the host. */
+/** Memory in use as a step function, of a GPU or the host. reserved: of PyTorch's allocator, null for others. */
 class Curve {
   constructor(data) {
     this.title = data.title;
@@ -82,6 +82,7 @@ class Curve {
     this.live = summed(data.live);
     this.used = data.padding ? summed(data.padding).map((pad, i) => pad + this.live[i]) : this.live;
     this.padded = data.padding !== null;
+    this.reserved = data.reserved ? summed(data.reserved) : null;
   }
 
   /** The position that holds at a time, -1 before the first. */
@@ -115,6 +116,7 @@ class Run {
     this.tracks = data.tracks.map(track => new Track(track));
     this.memory = data.memory.map(curve => new Curve(curve));
     this.shared = data.shared.map(curve => new Curve(curve));
+    this.maps = (data.maps || []).map(map => new SegmentMap(map));
     this.tasks = page.tasksOf(data.tasks);
     const last = this.tracks.map(track => track.count ? track.end[track.count - 1] : 0);
     this.end = Math.max(1, ...this.ends, ...last);

@@ -63,6 +63,11 @@ function memoryFacts(run, time, origin, unit) {
     const at = curve.at(time);
     if (at < 0) continue;
     const padding = curve.used[at] - curve.live[at];
+    if (curve.reserved) {
+      const levels = [[curve.live, "live"], [curve.used, "allocated"], [curve.reserved, "reserved"]];
+      rows.push([curve.title, levels.map(([bytes, name]) => `${sizeText(bytes[at])} ${name}`).join(", ")]);
+      continue;
+    }
     rows.push([curve.title, sizeText(curve.live[at]) + (padding ? ` and ${sizeText(padding)} padding` : "")]);
   }
   return { title: "memory in use", rows };

@@ -1,7 +1,7 @@
 // Where things stand in the picture, in CSS pixels.
-// Lives here: rows of streams, the panel of memory below them, and the axis. Does not live here: drawing.
+// Lives here: rows of streams, the panels of memory and of its addresses below them, and the axis. Does not live here: drawing.
 
-const AXIS_HEIGHT = 24, TOP = 6, MEMORY_HEIGHT = 150, GAP = 26, RIGHT = 14;
+const AXIS_HEIGHT = 24, TOP = 6, MEMORY_HEIGHT = 150, MAP_HEIGHT = 240, GAP = 26, RIGHT = 14;
 
 class Layout {
   /** Streams that do nothing but wait have no row, but for compute. */
@@ -24,7 +24,11 @@ class Layout {
     this.rowsEnd = y;
     this.memoryTop = y + GAP;
     this.memoryEnd = this.memoryTop + MEMORY_HEIGHT;
-    this.height = this.memoryEnd + AXIS_HEIGHT;
+    this.mapTop = this.memoryEnd + GAP;
+    this.mapEnd = this.mapTop + MAP_HEIGHT;
+    this.hasMap = run.maps.length > 0;
+    this.bottom = this.hasMap ? this.mapEnd : this.memoryEnd;
+    this.height = this.bottom + AXIS_HEIGHT;
   }
 
   x(view, time) { return this.left + (time - view.start) / view.length * (this.right - this.left); }

@@ -49,7 +49,7 @@ function hatching(context, hatch, ink, ratio) {
 class Theme {
   constructor(looks, context, ratio) {
     const dark = isDark();
-    for (const name of ["page", "text", "soft", "line", "row", "grid", "live", "padding", "budget", "mark", "shade"])
+    for (const name of ["page", "text", "soft", "line", "row", "grid", "live", "padding", "reserved", "free", "budget", "mark", "shade"])
       this[name] = cssColour(`--${name}`);
     this.looks = looks.map(look => {
       const waits = look.hatch !== "" || look.height < 0.5;

@@ -90,6 +90,21 @@ function start() {
       if (look.height < 0.5) swatch.dataset.thin = "";
       return element("li", {}, swatch, look.label);
     }));
+    if (get("map-legend")) showMapLegend();
+  }
+
+  /** What the segment map's colours mean, as far as they are in it. */
+  function showMapLegend() {
+    const { run } = stage, seen = new Set(run.maps.flatMap(map => [...map.blocks.block.keys()].map(i => heldBy(run, map, i))));
+    const entries = Object.entries(page.data.map_colours).filter(([name]) => seen.has(name));
+    const free = run.maps.length ? [["free in a segment", "var(--free)"]] : [];
+    get("map-help").hidden = !run.maps.length;
+    get("map-legend").replaceChildren(...[...entries, ...free].map(([name, colour]) => {
+      const swatch = element("i");
+      swatch.dataset.hatch = "";
+      swatch.style.setProperty("--fill", colour);
+      return element("li", {}, swatch, name);
+    }));
   }
 
   function select(tab) {

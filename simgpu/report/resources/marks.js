@@ -82,7 +82,7 @@ class Marks {
     const { context } = this;
     context.fillStyle = theme.text;
     context.globalAlpha = 0.45;
-    context.fillRect(hover.x, TOP, 1 / ratio, layout.memoryEnd - TOP);
+    context.fillRect(hover.x, TOP, 1 / ratio, layout.bottom - TOP);
     context.globalAlpha = 1;
     if (hover.track) this.frame({ layout, view }, hover, theme.text, 1.5, []);
   }
@@ -91,7 +91,7 @@ class Marks {
     const { context } = this, [from, to] = stretch;
     context.fillStyle = theme.live;
     context.globalAlpha = 0.25;
-    context.fillRect(Math.min(from, to), TOP, Math.abs(to - from), layout.memoryEnd - TOP);
+    context.fillRect(Math.min(from, to), TOP, Math.abs(to - from), layout.bottom - TOP);
     context.globalAlpha = 1;
   }
 }

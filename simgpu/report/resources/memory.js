@@ -36,7 +36,8 @@ function memoryScale(run, scope) {
   let top = 1;
   if (curve.time.length) {
     const at = Math.max(0, curve.at(scope[0]));
-    for (let i = at; i < curve.time.length && curve.time[i] < scope[1]; i++) top = Math.max(top, curve.used[i]);
+    const most = curve.reserved || curve.used;
+    for (let i = at; i < curve.time.length && curve.time[i] < scope[1]; i++) top = Math.max(top, most[i]);
   }
   // A budget far above the curve would flatten it: then it is named, not drawn.
   const drawn = run.budget <= 4 * top;
@@ -60,6 +61,7 @@ function paintMemory(context, run, layout, view, theme, scale) {
     if (gpu !== scale.first) outline(context, left, pixelPeaks(other, other.live, layout, view), y, theme.soft, 0.8);
   });
   outline(context, left, live, y, theme.live, 1.4);
+  if (curve.reserved) outline(context, left, pixelPeaks(curve, curve.reserved, layout, view), y, theme.reserved, 1.8);
   if (scale.drawn) {
     context.strokeStyle = theme.budget;
     context.lineWidth = 1.4;
@@ -114,6 +116,18 @@ function paintMemoryAxis(context, layout, theme, scale, run) {
   context.fillStyle = theme.soft;
   const whose = run.memory.length > 1 ? `memory of GPU ${scale.first}; thin: the other GPUs` : "device memory";
   context.fillText(whose, layout.left, layout.memoryTop - 11);
+  if (run.memory[scale.first].reserved) paintLevelNames(context, layout, theme, layout.left + context.measureText(whose).width);
+}
+
+/** What PyTorch's allocator distinguishes, each in the colour of its curve. */
+function paintLevelNames(context, layout, theme, x) {
+  for (const [text, colour] of [["live", theme.live], ["allocated", theme.padding], ["reserved", theme.reserved]]) {
+    context.fillStyle = colour;
+    context.fillRect(x + 14, layout.memoryTop - 16, 10, 10);
+    context.fillStyle = theme.soft;
+    context.fillText(text, x + 28, layout.memoryTop - 11);
+    x += 32 + context.measureText(text).width;
+  }
 }
 
 /** The peak of what is seen; its text keeps off the line of the budget. */

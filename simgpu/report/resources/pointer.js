@@ -71,12 +71,14 @@ function followPointer(stage, tip, pinned) {
 
   function hover(event) {
     const [x, y] = place(event), { layout, view, run } = stage;
-    if (x < layout.left || x > layout.right || y > layout.memoryEnd) return leave();
+    if (x < layout.left || x > layout.right || y > layout.bottom) return leave();
     const span = stage.at(x, y);
     stage.hover = { x, ...span };
     stage.paintMarks();
     const time = layout.time(view, x), unit = unitFor(Math.max(1, view.end - stage.origin));
+    const map = run.maps[stage.scale.first];
     const facts = span ? factsOf(run, span.track, span.i, stage.origin)
+      : map && y > layout.mapTop ? mapFacts(run, map, layout, time, y, stage.origin, unit)
       : y > layout.memoryTop ? memoryFacts(run, time, stage.origin, unit) : null;
     tip.hidden = !facts;
     if (!facts) return;

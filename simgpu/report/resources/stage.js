@@ -62,6 +62,11 @@ class Stage {
     paintAxis(context, layout, view, theme, this.origin);
     for (const row of layout.rows) paintRow(context, row, layout, view, theme, (track, i) => labelOf(run, track, i));
     paintMemory(context, run, layout, view, theme, this.scale);
+    const map = run.maps[this.scale.first];
+    if (map) {
+      paintMapAxis(context, run, layout, theme, map);
+      paintMap(context, run, layout, view, theme, map, this.page.data.map_colours);
+    }
     paintEnds(context, layout, view, theme, run.ends);
     this.paintMarks();
     performance.clearMeasures("simgpu: paint");
