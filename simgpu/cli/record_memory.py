@@ -13,6 +13,7 @@ from simgpu.io.atomic import atomic_file
 from simgpu.memory.caching.requested import snapshot_document
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
 from simgpu.recorder.requests import DEFAULT_ITERATIONS, record_requests
+from simgpu.units import format_bytes
 
 
 def predict(
@@ -24,11 +25,14 @@ def predict(
     """
     program = record_requests(model, gpu=gpu, progress=say, **arguments)
     say("placing its allocations")
-    report = explain_allocations(program, gpu.memory, ())
+    capacity = gpu.memory - (gpu.context_memory or 0)
+    report = explain_allocations(program, capacity, ())
     if snapshot is not None:
         with atomic_file(snapshot) as file:
-            file.write_bytes(pickle.dumps(snapshot_document(program, gpu.memory), protocol=4))
+            file.write_bytes(pickle.dumps(snapshot_document(program, capacity), protocol=4))
     iterations = arguments.get("iterations", DEFAULT_ITERATIONS)
     steps = f"{iterations} iterations" if iterations > 1 else "one iteration"
-    what = f"of {steps}, by PyTorch's allocator as in versions {PYTORCH_VERSIONS}, with its default settings"
-    return [("memory", f"predicted for {gpu.name}: {what}"), *report.facts()[1:]]
+    what = f"{steps}, by PyTorch's allocator as in versions {PYTORCH_VERSIONS}, with its default settings"
+    context = "not known, counted as 0" if gpu.context_memory is None else format_bytes(gpu.context_memory)
+    facts = [("memory", f"predicted for {gpu.name}: {what}"), *report.facts()[1:]]
+    return [*facts, ("CUDA context", f"{context}, not in the capacity" if gpu.context_memory else context)]

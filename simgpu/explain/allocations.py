@@ -131,7 +131,8 @@ class AllocationReport:
 
     def _verdict(self, capacity: int) -> str:
         if self.failure is None:
-            return f"fits in {format_bytes(capacity)}"
+            freed = ", because unused segments are freed" if self.reserved > capacity else ""
+            return f"fits in {format_bytes(capacity)}{freed}"
         request, free = format_bytes(self.failure.request), format_bytes(self.failure.free)
         return f"out of memory in {format_bytes(capacity)}: {request} requested, {free} not reserved"
 

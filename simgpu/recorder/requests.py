@@ -51,7 +51,7 @@ def record_requests(
 
     >>> record_requests("resnet20", batch=8, gpu="h100", zero_grad="never")
     Traceback (most recent call last):
-    simgpu.errors.InputError: record: zero_grad: 'never' is not a place; known: start, before-backward, end
+    simgpu.errors.InputError: record: zero_grad: 'never' is not a place; known: before-backward, end, start
     """
     check_arguments(batch=batch, iterations=iterations)
     if zero_grad not in ZERO_GRAD:
