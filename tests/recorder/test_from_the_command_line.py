@@ -97,3 +97,29 @@ def test_an_iteration_beyond_any_memory_is_reported() -> None:
 
     with pytest.raises(InputError, match=r"2 samples run out of memory: .* another 4096 TiB; give a smaller batch"):
         record(Wasteful, batch=2, inputs={"images": "Bx3x32x32"})
+
+
+def test_a_modelled_recording_predicts_memory_and_writes_it_as_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--batch", "8", "--gpu", "laptop-2gb", "--zero-grad", "end", "--iterations", "2"]
+    node = Path("node.yaml")
+    shipped = Path(__file__).parents[2] / "configs" / "a100.yaml"
+    node.write_text(shipped.read_text().replace("  memory: 40 GiB", "  memory: 510 MiB"))
+    options[options.index("laptop-2gb")] = str(node)
+    done = simgpu("record", "mlp", *options, "-o", "mlp", "--snapshot", "run.pickle")
+    assert done.exit_code == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "2 iterations, by PyTorch's allocator as in versions 2.6 to 2.13" in shown
+    assert "CUDA context 481 MiB, not in the capacity" in shown
+    assert "verdict out of memory in 29 MiB" in shown  # one segment of 20 MiB
+    explained = simgpu("memory", "run.pickle").stdout
+    assert "out of memory" in explained and "weight" in explained
+
+
+@pytest.mark.parametrize("option", [["--iterations", "2"], ["--zero-grad", "end"], ["--snapshot", "run.pickle"]])
+def test_options_of_the_predicted_memory_need_a_gpu(option: list[str]) -> None:
+    done = simgpu("record", "mlp", "--batch", "2", *option, "-o", "never")
+    assert done.exit_code == 2
+    assert f"{option[0]}: predicts the memory of a GPU; add --gpu NODE" in " ".join(done.stderr.split())
