@@ -112,3 +112,10 @@ def test_a_prediction_is_computed_again(run: MeasuredPeak) -> None:
 @pytest.mark.parametrize("run", MEASURED.values(), ids=lambda run: run.id)
 def test_every_prediction_is_computed_again(run: MeasuredPeak) -> None:
     check(run)
+
+
+def test_the_readme_has_the_figures_of_the_table() -> None:
+    ours = summaries(predicted_table())[0]
+    readme = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    right = f"all {ours.verdicts}" if ours.right == ours.verdicts else f"{ours.right} of {ours.verdicts}"
+    assert f"the median error of the predicted peak is {ours.error:.1%}, and {right} verdicts" in readme
