@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from simgpu.explain.regions import MarkedRegion, marked_regions
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
 from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
@@ -32,7 +33,7 @@ TRIED = (
 
 @dataclass(frozen=True)
 class Holder:
-    """Allocations from one line of code. where: the line; "not recorded" without a stack."""
+    """Allocations from one line of code. where: the line; "not recorded" without a stack. Or with one label."""
 
     where: str
     bytes: int
@@ -87,7 +88,9 @@ class AllocationReport:
     address. requested, allocated, reserved: peaks in bytes. capacity: bytes for the allocator, None if not known.
     moment: the event whose state is described: the failure, else the peak of allocated bytes. state: reserved memory
     at that moment. levels: requested, allocated and reserved bytes after each event, one row each. where: the line of
-    code of each allocation. trials: the first has the recorded settings.
+    code of each allocation. trials: the first has the recorded settings. regions: what the program marked, in order,
+    the longest of `marked` in all. labels: the allocations at that moment by what the program noted on them, without
+    those that have no note.
     """
 
     trace: AllocationTrace
@@ -109,6 +112,9 @@ class AllocationReport:
     trials: tuple[SettingsTrial, ...]
     levels: NDArray[np.int64]
     where: tuple[str, ...]
+    regions: tuple[MarkedRegion, ...] = ()
+    marked: int = 0
+    labels: tuple[Holder, ...] = ()
 
     def plot(self) -> Figure:
         """The recording as a matplotlib figure: memory over events, above where each allocation was."""
@@ -118,7 +124,10 @@ class AllocationReport:
         shown = [holder.where for holder in self.holders]
         failed = failure.event if failure is not None and failure.recorded else None
         title = f"{trace.name}, GPU {trace.gpu}: {trace.tool}"
-        return plot_allocations(trace, self.levels, self.where, shown, failed=failed, title=title)
+        regions = [(each.begin, each.end, each.depth, each.name) for each in self.regions]
+        return plot_allocations(
+            trace, self.levels, self.where, shown, failed=failed, title=title, regions=regions, marked=self.marked
+        )
 
 
 def explain_allocations(
@@ -131,6 +140,7 @@ def explain_allocations(
     """
     settings = AllocatorSettings.of_snapshot(trace.settings)
     whole = AllocatorReproduction(trace, settings)
+    first = whole.allocator.statistics.allocated
     levels = _levels(whole)
     failure, state, blocks = _failure(trace, settings, capacity)
     moment = failure.event if failure is not None else int(np.argmax(levels[1]))
@@ -141,6 +151,7 @@ def explain_allocations(
         capacity = state.reserved + failure.free
     counts = whole.allocator.statistics
     where = _where(trace)
+    regions, marked = marked_regions(trace.marks, levels[1][: len(trace.events)], first)
     return AllocationReport(
         trace=trace,
         settings=settings,
@@ -161,6 +172,9 @@ def explain_allocations(
         trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
         levels=levels,
         where=tuple(where),
+        regions=tuple(regions),
+        marked=marked,
+        labels=tuple(each for each in _holders(blocks, [each.label for each in trace.allocations]) if each.where),
     )
 
 
