@@ -16,7 +16,8 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from simgpu.analysis.plots import RunFigure
-from simgpu.trace.allocations import AllocationTrace, AllocatorAction, short_line
+from simgpu.trace.allocations import AllocationTrace, AllocatorAction
+from simgpu.trace.code_lines import short_line
 from simgpu.units import BYTE_UNITS
 
 _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2

@@ -14,7 +14,7 @@ from simgpu.cli.settings import parse_size
 from simgpu.explain.allocations import TRIED, AllocationReport, Holder, explain_allocations
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
-from simgpu.trace.allocations import short_line
+from simgpu.trace.code_lines import short_line
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 

@@ -158,7 +158,7 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
     ('DTR log', 4, ['relu'])
     """
     options = options or ImportOptions()
-    importer = _with_execution_trace(detect(path), path, options)
+    importer = _with_other_recordings(detect(path), path, options)
     require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
     trace = importer.load(Path(path), options)
     trace = replace(trace, name=trace.info.model)
@@ -167,14 +167,16 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
     return trace, importer.name
 
 
-def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
+def _with_other_recordings(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
     """The importer to use with these options; `InputError` if an option applies only to profiles, and this is none."""
-    if options.execution_trace is None and options.iteration is None:
+    others = {"an execution trace": options.execution_trace, "a memory snapshot": options.snapshot}
+    given = [what for what, file in others.items() if file is not None]
+    if importer is _PROFILE and given:
+        return replace(_JOINED, name=f"{_PROFILE.name} joined with {' and '.join(given)}", load=kineto.load)
+    if importer is _JOINED and given == ["a memory snapshot"]:
+        return replace(_JOINED, name=f"{_JOINED.name} and a memory snapshot")
+    if not given and (options.iteration is None or importer in (_PROFILE, _JOINED)):
         return importer
-    if options.execution_trace is not None and importer is _PROFILE:
-        return replace(_JOINED, load=kineto.load)
-    if options.execution_trace is None and importer in (_PROFILE, _JOINED):
-        return importer
-    option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
+    option = given[0] if given else "the number of an iteration"
     what = f"is a {importer.name}; {option} applies only to a PyTorch profile"
     raise InputError.single(path, "", what, "omit it, or give the path of a PyTorch profile")

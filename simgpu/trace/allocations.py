@@ -163,13 +163,3 @@ class AllocationTrace:
         """Allocations that existed when the recording ended, by their index."""
         freed = {event.allocation for event in self.events if event.action == AllocatorAction.FREE_COMPLETED}
         return tuple(index for index in range(len(self.allocations)) if index not in freed)
-
-
-def short_line(where: str) -> str:
-    """A line of code with the last two parts of its path.
-
-    >>> short_line("/home/me/project/src/model.py:12 forward")
-    'src/model.py:12 forward'
-    """
-    path, space, function = where.partition(" ")
-    return "/".join(path.rsplit("/", 2)[-2:]) + space + function if ".py:" in path else where
