@@ -7,16 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
 from simgpu.io.atomic import atomic_file
 from simgpu.machine.containers import BlockRequest
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
-from simgpu.memory.caching.settings import parse
+from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.memory.caching.snapshot import SnapshotRecorder
+from simgpu.policies.base import Policy
+from simgpu.program.instructions import Program
+from simgpu.simulation.config import RunConfig
 from simgpu.simulation.result import Result
-from simgpu.trace.allocations import Frame
+from simgpu.simulation.reuse import verified
+from simgpu.simulation.run import planned_run
+from simgpu.trace.allocations import AllocatorAction, Frame
+from simgpu.trace.model import Trace
 
 
 def memory_snapshot(result: Result) -> dict[str, Any]:
@@ -33,24 +41,66 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
     >>> snapshot["device_traces"][0][1]["frames"][0]["filename"]
     'input'
     """
-    if result.program.residency is not None:
-        what = f"policy {result.policy} does not allocate blocks: its pages come on demand"
-        raise InputError.single("", "result", what, "take a run of another policy")
+    _require_blocks(result.program, result.policy)
     limit = result.budget if result.pool == "caching" and not result.program.unlimited_memory else None
-    recorders = [_Recording(result, limit, gpu) for gpu in range(result.program.gpus)]
+    return _snapshot(
+        result.program, result.graph, result.graph, result.node, limit, result.iterations, result.allocator
+    )
+
+
+def failed_snapshot(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> dict[str, Any]:
+    """As `memory_snapshot`, of a run with the caching pool that runs out of memory: its last event is the OOM.
+
+    The run is planned and run again. Raises `InputError` for other pools, for several GPUs, and if the run does not
+    fail for want of device memory; `OutOfMemoryError` if the policy finds no plan.
+    """
+    if config.pool != "caching":
+        what = f"a run that failed is shown with pool caching only, and pool is {config.pool or 'not given'}"
+        raise InputError.single("", "argument pool", what, "give pool='caching'")
+    planned = planned_run(trace, node, policy, config)
+    _require_blocks(planned.program, policy.name)
+    run = verified(planned.program, planned.graph, planned.node, planned.budget).graph
+    limit = None if planned.program.unlimited_memory else planned.budget
+    document = _snapshot(
+        planned.program, planned.graph, run, planned.node, limit, config.iterations, config.allocator or ""
+    )
+    if not any(events and events[-1]["action"] == AllocatorAction.OOM for events in document["device_traces"]):
+        what = f"the run of policy {policy.name} does not run out of device memory"
+        raise InputError.single("", "argument config", what, "show its result with memory_snapshot")
+    return document
+
+
+def _require_blocks(program: Program, policy: str) -> None:
+    if program.residency is not None:
+        what = f"policy {policy} does not allocate blocks: its pages come on demand"
+        raise InputError.single("", "result", what, "take a run of another policy")
+
+
+def _snapshot(
+    program: Program,
+    graph: TaskGraph,
+    ran: TaskGraph,
+    node: NodeSpec,
+    limit: int | None,
+    iterations: int,
+    allocator: str,
+) -> dict[str, Any]:
+    """Run a program with PyTorch's allocator. ran: the graph with the program's transforms, which names the blocks."""
+    settings = parse(allocator) if allocator else None
+    recorders = [_Recording(ran, settings, limit, gpu) for gpu in range(program.gpus)]
 
     def observe(gpu: int, now: int, acquired: bool | None, request: BlockRequest) -> None:
         recorders[gpu].note(now, acquired, request)
 
     try:
         run_program(
-            result.program,
-            result.graph,
-            result.node,
+            program,
+            graph,
+            node,
             budget=limit,
-            iterations=result.iterations,
+            iterations=iterations,
             pool="caching",
-            allocator=parse(result.allocator) if result.allocator else None,
+            allocator=settings,
             engine="simpy",
             observe=observe,
         )
@@ -68,7 +118,11 @@ def memory_snapshot(result: Result) -> dict[str, Any]:
 
 def write_memory_snapshot(result: Result, path: str | Path) -> None:
     """Write `memory_snapshot` as a pickle, which the viewer opens; see there."""
-    document = memory_snapshot(result)
+    write_snapshot_document(memory_snapshot(result), path)
+
+
+def write_snapshot_document(document: dict[str, Any], path: str | Path) -> None:
+    """Write a snapshot as a pickle."""
     with atomic_file(Path(path)) as file:
         file.write_bytes(pickle.dumps(document, protocol=4))
 
@@ -76,10 +130,9 @@ def write_memory_snapshot(result: Result, path: str | Path) -> None:
 class _Recording:
     """The allocator of one GPU. note: called for each request that was granted, refused (None) or released."""
 
-    def __init__(self, result: Result, limit: int | None, gpu: int) -> None:
-        settings = parse(result.allocator) if result.allocator else None
+    def __init__(self, graph: TaskGraph, settings: AllocatorSettings | None, limit: int | None, gpu: int) -> None:
         self.recorder = SnapshotRecorder(CachingAllocator(ExclusiveDevice(limit), settings), gpu)
-        self._graph = result.graph
+        self._graph = graph
         self._held: dict[int, MemoryBlock] = {}
         self._refused: BlockRequest | None = None
 
@@ -87,6 +140,7 @@ class _Recording:
         self.recorder.time_us = now // 1000
         self._refused = request if acquired is None else None
         if acquired is None:
+            self._refuse(request)
             return
         for block, size in request.prepared[2]:
             if acquired:
@@ -95,6 +149,18 @@ class _Recording:
                 self._held[block] = held
             else:
                 self.recorder.free(self._held.pop(block))
+
+    def _refuse(self, request: BlockRequest) -> None:
+        """A request that has to wait has freed unused segments, and got some that it no longer uses."""
+        allocator = self.recorder.allocator
+        parts = []
+        for _, size in request.prepared[2]:
+            part = allocator.allocate(size)
+            if part is None:
+                break
+            parts.append(part)
+        for part in parts:
+            allocator.free(part)
 
     def fail(self) -> None:
         """The last request found no memory, and the run ended."""
