@@ -79,7 +79,7 @@ def test_what_a_trace_does_not_allow_is_said() -> None:
     assert remedies["checkpoint"].peak is None and remedies["checkpoint"].note
     with pytest.raises(InputError, match="remedies are simulated for one GPU"):
         what_helps(growing(), NODE, "none", gpus=2)
-    with pytest.raises(InputError, match="what kernels read|reads"):
+    with pytest.raises(InputError, match=r"what kernels read|reads"):
         what_helps(growing(), NODE, "capuchin", pool="caching", budget=120 * MIB)
 
 
