@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.training import Training, train
     from simgpu.explain.allocations import AllocationReport, explain_allocations
     from simgpu.explain.explanation import Explanation, explain_result
+    from simgpu.explain.remedies import what_helps
     from simgpu.explain.smallest_budget import smallest_budget, smallest_budgets
     from simgpu.explain.what_if import what_if
     from simgpu.hardware.nodes import load_node, node_names
@@ -81,6 +82,7 @@ _NAMES = {
     "simgpu.experiments.training": ("Training", "train"),
     "simgpu.explain.allocations": ("AllocationReport", "explain_allocations"),
     "simgpu.explain.explanation": ("Explanation", "explain_result"),
+    "simgpu.explain.remedies": ("what_helps",),
     "simgpu.explain.smallest_budget": ("smallest_budget", "smallest_budgets"),
     "simgpu.explain.what_if": ("what_if",),
     "simgpu.hardware.nodes": ("load_node", "node_names"),
@@ -155,6 +157,7 @@ __all__ = [
     "smallest_budgets",
     "time_lower_bound",
     "train",
+    "what_helps",
     "what_if",
     "write_report",
     "write_trace",

@@ -12,15 +12,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from simgpu.analysis.addresses import COLOURS, FREE, OTHER, Compacted, compacted
 from simgpu.analysis.plots import LIVE_COLOUR, PADDING_COLOUR, RESERVED_COLOUR, RunFigure
-from simgpu.trace.allocations import AllocationTrace, AllocatorAction, short_line
+from simgpu.trace.allocations import AllocationTrace, AllocatorAction
+from simgpu.trace.code_lines import short_line
 from simgpu.units import BYTE_UNITS
 
 _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
+_REGION, _REGION_EDGE = "#E8EEF7", "#4477AA"
+#: Regions that are drawn at most, in rows by their depth, each of these inches.
+_MOST_REGIONS, _DEPTHS, _REGION_INCHES = 40, 4, 0.3
 _FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
 
 
@@ -41,15 +45,24 @@ def plot_allocations(
     *,
     failed: int | None = None,
     title: str = "",
+    regions: Sequence[tuple[int, int, int, str]] = (),
+    marked: int = 0,
 ) -> RunFigure:
     """Requested, allocated and reserved memory above the map of segments, over the events of a recording.
 
     levels: these bytes after each event, one row each. holders: the line of code of each allocation. shown: lines that
-    get a colour of their own, at most eight. failed: the event at which memory ran out.
+    get a colour of their own, at most eight. failed: the event at which memory ran out. regions: what the program
+    marked, as (first event, end, depth, name); the longest 40 are drawn, in a row for each depth below 4. marked:
+    how many there are in all.
     """
-    figure = RunFigure(figsize=(_WIDTH_INCHES, _LEVELS_INCHES + _MAP_INCHES), layout="constrained")
+    drawn = [each for each in sorted(regions, key=lambda each: each[0] - each[1]) if each[2] < _DEPTHS][:_MOST_REGIONS]
+    strip = _REGION_INCHES * (1 + max(each[2] for each in drawn)) if drawn else 0.0
+    heights = (*((strip,) if drawn else ()), _LEVELS_INCHES, _MAP_INCHES)
+    figure = RunFigure(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(_LEVELS_INCHES, _MAP_INCHES))
+    *top, upper, lower = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    for ax in top:
+        _regions(ax, drawn, max(len(trace.events), 1), marked)
     if failed is not None:
         for ax in (upper, lower):
             ax.axvline(failed, label="out of memory", **_FAILURE)
@@ -77,6 +90,30 @@ def extents(trace: AllocationTrace) -> list[Extent]:
         Extent(begin, end, each.address, each.block_bytes or each.size)
         for begin, end, each in zip(begins, ends, trace.allocations, strict=True)
     ]
+
+
+def _regions(ax: Axes, drawn: Sequence[tuple[int, int, int, str]], events: int, count: int) -> None:
+    """Bars from the first event of each region to its end; a line for a moment."""
+    for begin, end, depth, name in drawn:
+        if begin == end:
+            ax.plot([begin, begin], [depth + 0.1, depth + 0.9], color=_REGION_EDGE, linewidth=1.0)
+            continue
+        bar = Rectangle(
+            (begin, depth + 0.1), end - begin, 0.8, facecolor=_REGION, edgecolor=_REGION_EDGE, linewidth=0.6
+        )
+        ax.add_patch(bar)
+        if end - begin > events / 20:
+            text = ax.text((begin + end) / 2, depth + 0.5, name[:60], ha="center", va="center", fontsize=7)
+            text.set_clip_path(bar)
+            text.set_in_layout(False)
+    ax.set_ylim(1 + max(depth for _, _, depth, _ in drawn), 0)
+    ax.set_yticks([])
+    ax.tick_params(bottom=False)
+    ax.set_ylabel("marked", rotation=0, ha="right", va="center")
+    if count > len(drawn):
+        ax.set_title(f"the {len(drawn)} longest of {count} marked regions", fontsize=8, loc="right")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
 
 
 def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:

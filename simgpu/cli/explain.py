@@ -24,6 +24,7 @@ from simgpu.explain.explanation import (
     explain_result,
     loss_lines,
 )
+from simgpu.explain.remedies import REMEDY_HEADINGS, Remedies, remedy_rows, what_helps
 from simgpu.explain.smallest_budget import SmallestBudget, smallest_budget
 from simgpu.explain.what_if import ANSWER_HEADINGS, Answer, answer_dict, answer_rows, what_if
 from simgpu.version import __version__
@@ -44,7 +45,7 @@ EXPLANATION_SCHEMA = "simgpu.explanation/1"
     help="Extra device memory in the more-memory what-if run.",
 )
 @click.option(
-    "--what-if/--no-what-if", default=True, show_default=True, help="Also run with one thing improved at a time."
+    "--what-if/--no-what-if", default=True, show_default=True, help="Also run with one thing changed at a time."
 )
 def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_memory: str, what_if: bool) -> None:
     """Explain why the policies of SCENARIO are slow or do not fit.
@@ -53,8 +54,9 @@ def explain(choice: ScenarioChoice, as_json: bool, quiet: bool, top: int, more_m
     the policy. Shows the critical path. Repeats the run with one improvement at a time: a link twice as fast, more
     memory, a second copy engine, codecs that take no time.
 
-    For a policy that runs out of memory, shows the smallest budget in which it fits, and the tensors that limit the
-    budget. Policies with unlimited memory are omitted. Instead of SCENARIO, --trace and --node select what to run.
+    For a policy that runs out of memory, shows the smallest budget in which it fits, the tensors that limit the
+    budget, and what other settings of the allocator, a smaller batch and recomputation would do to the peak. Policies
+    with unlimited memory are omitted. Instead of SCENARIO, --trace and --node select what to run.
 
     Exit code 3: every policy ran out of memory.
 
@@ -90,6 +92,7 @@ class _Explained:
         self.run = run
         self.explanation: Explanation | None = explain_result(run.result) if run.result else None
         self.answers: tuple[Answer, ...] = ()
+        self.remedies = Remedies()
         self.smallest: SmallestBudget | None = None
         self.no_budget = ""
         arguments = (scenario.trace, scenario.node, run.policy, scenario.config)
@@ -98,6 +101,8 @@ class _Explained:
             self.answers = what_if(*arguments, **how, more_memory=more)
         elif run.result is None and not run.refused:
             self._look_for_budget(arguments, how)
+            if more is not None and scenario.data_parallel is None:
+                self.remedies = what_helps(*arguments, **how)
 
     def _look_for_budget(self, arguments: tuple[Any, ...], how: dict[str, Any]) -> None:
         try:
@@ -112,6 +117,8 @@ class _Explained:
             result["what_if"] = [answer_dict(answer) for answer in self.answers]
         if self.explanation is None:
             result["failure"] = {"kind": self.run.failure, "message": str(self.run.outcome)}
+        if self.remedies:
+            result["what_helps"] = [each.to_dict() for each in self.remedies]
         if self.no_budget:
             result["smallest_budget"] = {"bytes": None, "message": self.no_budget}
         if self.smallest is not None:
@@ -143,6 +150,9 @@ def _show(scenario: Scenario, comparison: Comparison, explained: list[_Explained
                 screen.print(indented(facts([("no sufficient budget", each.no_budget)])))
             else:
                 screen.print(indented(Text(str(each.run.outcome))))
+            if each.remedies:
+                screen.print()
+                screen.print(table(REMEDY_HEADINGS, remedy_rows(each.remedies), left=(0, 4), unbroken=(0, 1, 2, 3)))
 
 
 def _show_run(screen: Screen, explanation: Explanation, answers: tuple[Answer, ...], top: int) -> None:

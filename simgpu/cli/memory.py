@@ -14,7 +14,7 @@ from simgpu.cli.settings import parse_size
 from simgpu.explain.allocations import TRIED, AllocationReport, Holder, explain_allocations
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
-from simgpu.trace.allocations import short_line
+from simgpu.trace.code_lines import short_line
 from simgpu.units import format_bytes
 from simgpu.version import __version__
 
@@ -49,6 +49,8 @@ def memory(
 ) -> None:
     """Explain the PyTorch memory snapshot SNAPSHOT: peaks, fragmentation, out of memory, and what would help.
 
+    SNAPSHOT is a pickle or JSON file, or a folder that `simgpu trace import` made of one.
+
     Write one with torch.cuda.memory._record_memory_history() before the steps and
     torch.cuda.memory._dump_snapshot("snapshot.pickle") after them. The same requests are then repeated with other
     settings of the allocator.
@@ -79,9 +81,17 @@ def memory(
     screen.print(facts(_state(report)))
     screen.print()
     if report.contents:
-        screen.print(table(("holds", "bytes", "allocations"), _holders(report.contents), unbroken=(1, 2)))
+        screen.print(table(("holds", "bytes", "allocations"), _holders(report.contents, "kinds"), unbroken=(1, 2)))
         screen.print()
-    screen.print(table(("held by", "bytes", "allocations"), _holders(report.holders), unbroken=(1, 2)))
+    screen.print(table(("held by", "bytes", "allocations"), _holders(report.holders, "lines"), unbroken=(1, 2)))
+    if report.labels:
+        screen.print()
+        screen.print(table(("labelled", "bytes", "allocations"), _holders(report.labels, "labels"), unbroken=(1, 2)))
+    if report.regions:
+        screen.print()
+        screen.print(
+            table(("marked region", "events", "peak allocated", "change"), _regions(report), unbroken=(1, 2, 3))
+        )
     if report.pins:
         screen.print()
         screen.print(table(("segment held by", "size", "free", "share"), _pins(report), unbroken=(1, 2, 3)))
@@ -141,12 +151,27 @@ def _state(report: AllocationReport) -> Iterator[tuple[str, str]]:
         yield "unusable", f"{format_bytes(state.too_small)} in free blocks that cannot serve this request"
 
 
-def _holders(holders: Sequence[Holder]) -> Iterator[tuple[str, ...]]:
+def _holders(holders: Sequence[Holder], of: str) -> Iterator[tuple[str, ...]]:
     for holder in holders[:_SHOWN]:
         yield short_line(holder.where), format_bytes(holder.bytes), str(holder.count)
     if rest := holders[_SHOWN:]:
         bytes, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
-        yield f"{len(rest)} more lines", format_bytes(bytes), str(count)
+        yield f"{len(rest)} more {of}", format_bytes(bytes), str(count)
+
+
+def _regions(report: AllocationReport) -> Iterator[tuple[str, ...]]:
+    """The longest regions, in order."""
+    longest = sorted(report.regions, key=lambda region: region.begin - region.end)[:_SHOWN]
+    for region in (each for each in report.regions if each in longest):
+        change = region.after - region.before
+        events = f"{region.begin} to {region.end - 1}" if region.end > region.begin else f"before {region.begin}"
+        yield f"{'  ' * min(region.depth, 4)}{region.name}", events, format_bytes(region.peak), _signed(change)
+    if more := report.marked - len(longest):
+        yield f"{more} more, shorter", "", "", ""
+
+
+def _signed(change: int) -> str:
+    return f"{'-' if change < 0 else '+'}{format_bytes(abs(change))}" if change else "none"
 
 
 def _pins(report: AllocationReport) -> Iterator[tuple[str, ...]]:
@@ -160,9 +185,7 @@ def _pins(report: AllocationReport) -> Iterator[tuple[str, ...]]:
 def _trials(report: AllocationReport) -> Iterator[tuple[str, ...]]:
     first = report.trials[0]
     for trial in report.trials:
-        change = trial.reserved - first.reserved
-        sign = "-" if change < 0 else "+"
-        shown = "" if trial is first else f"{sign}{format_bytes(abs(change))}" if change else "none"
+        shown = "" if trial is first else _signed(trial.reserved - first.reserved)
         fits = "" if report.capacity is None else "fits" if trial.failed is None else f"OOM at {trial.failed}"
         yield trial.settings, format_bytes(trial.reserved), shown, format_bytes(trial.allocated), fits
 
@@ -184,6 +207,9 @@ def _document(report: AllocationReport) -> dict[str, object]:
         "moment": report.moment,
         "state": state,
         "holders": [asdict(each) for each in report.holders],
+        "labels": [asdict(each) for each in report.labels],
+        "marked": report.marked,
+        "regions": [asdict(each) for each in report.regions],
         "pins": [asdict(each) for each in report.pins],
         "trials": [asdict(each) for each in report.trials],
     }

@@ -13,6 +13,7 @@ from simgpu.compression.buddy.sources import read_trace_and_entries
 from simgpu.graph.recompute import unrecomputable
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.io.shipped import find
+from simgpu.trace.allocation_folder import is_allocation_folder, read_allocations
 from simgpu.trace.folder import load_trace, other_files
 from simgpu.trace.model import NOT_STATED, BlockKind, Phase, Trace
 from simgpu.trace.stats import trace_stats
@@ -48,6 +49,11 @@ def check(path: str) -> None:
     simgpu trace check vgg11-cifar-cpu
     """
     folder = find("traces", path)
+    if is_allocation_folder(folder):
+        recorded = read_allocations(folder)
+        counts = f"{len(recorded.events)} events, {len(recorded.allocations)} allocations"
+        click.echo(f"{path}: valid allocation trace; {counts}; no kernels")
+        return
     result, entries = read_trace_and_entries(folder)
     measured = f"; entries of {len(entries.allocations)} blocks" if entries is not None else ""
     click.echo(f"{path}: valid trace; {len(result.kernels)} kernels, {len(result.blocks)} blocks{measured}")

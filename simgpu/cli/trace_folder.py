@@ -12,8 +12,13 @@ import click
 
 from simgpu.errors import InputError, Problem
 from simgpu.io.shipped import shipped_names
+from simgpu.trace.allocation_folder import FILE as ALLOCATIONS
+from simgpu.trace.allocation_folder import read_allocations
+from simgpu.trace.allocations import AllocationTrace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
+
+_TRACE_FILES = ("trace.yaml", "kernels.csv", "blocks.csv", ALLOCATIONS)
 
 
 def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,17 +36,17 @@ def show_written(folder: Path, node: str) -> None:
     click.echo(f"to run it: simgpu run --trace {shlex.quote(name)} --node {shlex.quote(node)}")
 
 
-def refuse_another(folder: Path, force: bool, new: Trace | None = None) -> None:
+def refuse_another(folder: Path, force: bool, new: Trace | AllocationTrace | None = None) -> None:
     """Raises `InputError` if writing would overwrite a different trace in the folder.
 
     new: the trace to write, None if not known yet. A trace equal to it may be replaced.
     """
     real = folder.resolve()
-    if force or not any((real / file).exists() for file in ("trace.yaml", "kernels.csv", "blocks.csv")):
+    if force or not any((real / file).exists() for file in _TRACE_FILES):
         return
     if new is not None:
         try:
-            if read_trace(real) == new:
+            if (read_allocations if isinstance(new, AllocationTrace) else read_trace)(real) == new:
                 return
         except InputError:
             pass  # an unreadable trace is treated as different

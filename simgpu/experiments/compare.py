@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -22,6 +22,7 @@ from simgpu.policies.base import Policy, no_progress, plain_parameters, policy_l
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, simulate
+from simgpu.simulation.snapshot import failed_snapshot
 from simgpu.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ class PolicyRun:
     policy: the policy's name
     parameters: all parameters
     outcome: the result, or the error: out of memory, trace or node refused, or a failure in the policy (`PolicyError`)
+    snapshot: of a run with the caching pool that ran out of device memory, what its allocator did (`failed_snapshot`)
     """
 
     label: str
     policy: str
     parameters: Mapping[str, object]
     outcome: Result | OutOfMemoryError | Refusal
+    snapshot: Callable[[], dict[str, Any]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def result(self) -> Result | None:
@@ -267,7 +270,8 @@ def compare(
             outcome = simulate(trace, node, policy, config, progress=say)
         except (OutOfMemoryError, InputError, MissingExtraError) as error:
             outcome = error
-        runs.append(PolicyRun(label, policy.name, policy.parameters, outcome))
+        snapshot = _snapshot(trace, node, policy, config) if isinstance(outcome, OutOfMemoryError) else None
+        runs.append(PolicyRun(label, policy.name, policy.parameters, outcome, snapshot))
     if runs and all(run.refused for run in runs):
         raise nothing_runs(runs)
     bounds: tuple[TimeBounds | None, str] = (None, "")
@@ -276,6 +280,13 @@ def compare(
             progress("computing the lower bound on the step time")
         bounds = _bound(trace, node, config)
     return Comparison(tuple(runs), trace.info, trace.name, node, *bounds)
+
+
+def _snapshot(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> Callable[[], dict[str, Any]] | None:
+    """Makes the memory snapshot of a run that ran out of memory; None where there is none."""
+    if config.pool != "caching" or config.data_parallel:
+        return None
+    return partial(failed_snapshot, trace, node, policy, config)
 
 
 def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[TimeBounds | None, str]:

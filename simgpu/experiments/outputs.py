@@ -3,7 +3,8 @@
 Every folder holds report.json with all numbers and their provenance. Further files:
 
 of a run        <policy>/timeline.csv               one row per span, likewise .parquet, .perfetto.json
-                <policy>/snapshot.pickle            a memory snapshot as of PyTorch, see `simgpu.simulation.snapshot`
+                <policy>/snapshot.pickle            a memory snapshot as of PyTorch, see `simgpu.simulation.snapshot`;
+                                                    with pool caching also of a run out of memory, up to the OOM
                 <policy>/memory.csv                 one row per memory sample; with a timeline in CSV or Parquet
                 <policy>/addresses.csv              with pool: caching: where blocks and segments were
                 <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
@@ -37,7 +38,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from simgpu.errors import InputError, MissingExtraError
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA
 from simgpu.graph.tasks_file import tasks_to_json
 from simgpu.io.atomic import Foreign, atomic_folder, refuse_foreign, unwritable
@@ -180,8 +181,10 @@ def write_outputs(
     check_outputs(folder, timeline)
     with RUN_FOLDER.write(folder, report_document(comparison, about)) as part:
         for run, name in zip(comparison, folder_names(run.label for run in comparison), strict=True):
+            home = part / name
+            if run.snapshot is not None and "snapshot" in timeline:
+                _write_failed_snapshot(run.snapshot, home)
             if run.result is not None:
-                home = part / name
                 home.mkdir()
                 for form in timeline:
                     file, write = _TIMELINES[form]
@@ -190,6 +193,18 @@ def write_outputs(
                     _write_tables(run.result, home)
                 for plot in plots:
                     _save(run.result.plot(plot), home / f"{plot}.{image}")
+
+
+def _write_failed_snapshot(snapshot: Callable[[], dict[str, Any]], home: Path) -> None:
+    """Write the snapshot of a run out of memory; nothing if it failed in its plan, or for want of another memory."""
+    from simgpu.simulation.snapshot import write_snapshot_document
+
+    try:
+        document = snapshot()
+    except (InputError, OutOfMemoryError):
+        return
+    home.mkdir()
+    write_snapshot_document(document, home / timeline_file("snapshot"))
 
 
 def write_trainings(trainings: Sequence[Training], folder: Path, *, about: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.analysis.tables import facts_html
+from simgpu.explain.regions import MarkedRegion, marked_regions
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
 from simgpu.memory.caching.recorded import AllocatorReproduction, Deviation
 from simgpu.memory.caching.replay import replay
 from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings, parse
-from simgpu.trace.allocations import AllocationTrace, AllocatorAction, Frame
+from simgpu.trace.allocations import AllocationTrace, AllocatorAction
+from simgpu.trace.code_lines import where_of
 from simgpu.trace.requests import MemoryRequests
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+BEFORE = "before the recording began"
 #: Settings that are tried, as in PYTORCH_CUDA_ALLOC_CONF.
 TRIED = (
     "expandable_segments:True",
@@ -36,7 +38,7 @@ TRIED = (
 
 @dataclass(frozen=True)
 class Holder:
-    """Allocations from one line of code. where: the line; "not recorded" without a stack."""
+    """Allocations from one line of code. where: the line; "not recorded" without a stack. Or with one label."""
 
     where: str
     bytes: int
@@ -92,7 +94,9 @@ class AllocationReport:
     moment: the event whose state is described: the failure, else the peak of allocated bytes. state: reserved memory
     at that moment. holders, contents: allocated bytes at that moment by line of code, and by what they hold where the
     recording says so. levels: requested, allocated and reserved bytes after each event, one row each. where: the line
-    of code of each allocation. trials: the first has the recorded settings.
+    of code of each allocation. trials: the first has the recorded settings. regions: what the program marked, in order,
+    the longest of `marked` in all. labels: the allocations at that moment by what the program noted on them, without
+    those that have no note.
     """
 
     trace: AllocationTrace
@@ -115,6 +119,9 @@ class AllocationReport:
     trials: tuple[SettingsTrial, ...]
     levels: NDArray[np.int64]
     where: tuple[str, ...]
+    regions: tuple[MarkedRegion, ...] = ()
+    marked: int = 0
+    labels: tuple[Holder, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
         """Peaks, what holds the memory, and whether it fits, as names and texts."""
@@ -150,7 +157,10 @@ class AllocationReport:
         shown = [holder.where for holder in self.holders]
         failed = failure.event if failure is not None and failure.recorded else None
         title = f"{trace.name}, GPU {trace.gpu}: {trace.tool}"
-        return plot_allocations(trace, self.levels, self.where, shown, failed=failed, title=title)
+        regions = [(each.begin, each.end, each.depth, each.name) for each in self.regions]
+        return plot_allocations(
+            trace, self.levels, self.where, shown, failed=failed, title=title, regions=regions, marked=self.marked
+        )
 
 
 def explain_allocations(
@@ -165,6 +175,7 @@ def explain_allocations(
         trace = allocation_trace(trace)
     settings = AllocatorSettings.of_snapshot(trace.settings)
     whole = AllocatorReproduction(trace, settings)
+    first = whole.allocator.statistics.allocated
     levels = _levels(whole)
     failure, state, blocks = _failure(trace, settings, capacity)
     moment = failure.event if failure is not None else int(np.argmax(levels[1]))
@@ -175,6 +186,7 @@ def explain_allocations(
         capacity = state.reserved + failure.free
     counts = whole.allocator.statistics
     where = _where(trace)
+    regions, marked = marked_regions(trace.marks, levels[1][: len(trace.events)], first)
     return AllocationReport(
         trace=trace,
         settings=settings,
@@ -196,6 +208,9 @@ def explain_allocations(
         trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
         levels=levels,
         where=tuple(where),
+        regions=tuple(regions),
+        marked=marked,
+        labels=tuple(each for each in _holders(blocks, [each.label for each in trace.allocations]) if each.where),
     )
 
 
@@ -239,39 +254,6 @@ def _where(trace: AllocationTrace) -> list[str]:
         lines[each.stack] if each.stack is not None else without[index in before]
         for index, each in enumerate(trace.allocations)
     ]
-
-
-#: The node of the autograd graph that runs, and an operator, in the functions of a stack without Python.
-_NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+)::apply\(")
-_OPERATOR = re.compile(r"at::_ops::(\w+)::")
-BEFORE = "before the recording began"
-_WORKSPACE = "at::cuda::getNewWorkspace"
-
-
-def where_of(stack: Sequence[Frame]) -> str:
-    """The line of the user's code that a stack came from: the innermost that is in no installed package.
-
-    Backward runs in a thread without Python code: there, the node of the autograd graph.
-
-    >>> inner = Frame("forward", "/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 125)
-    >>> where_of([Frame("malloc", "", 0), inner, Frame("forward", "/home/me/model.py", 12)])
-    '/home/me/model.py:12 forward'
-    >>> where_of([Frame("torch::autograd::generated::BmmBackward0::apply(...)", "", 0)])
-    'backward: BmmBackward0'
-    """
-    if any(frame.function.startswith(_WORKSPACE) for frame in stack):
-        return "cuBLAS workspace"
-    lines = [frame for frame in stack if frame.file.endswith(".py")]
-    own = [frame for frame in lines if "site-packages" not in frame.file and "/lib/python" not in frame.file]
-    if not lines:
-        for name, pattern in (("backward", _NODE), ("operator", _OPERATOR)):
-            for frame in stack:
-                if found := pattern.search(frame.function):
-                    return f"{name}: {found[1]}"
-        # A simulated run has tensors in place of stacks.
-        named = [str(frame) for frame in stack if "::" not in frame.function and frame.file]
-        return named[0] if named else "C++ code" if stack else "not recorded"
-    return str((own or lines)[0])
 
 
 def _holders(blocks: Mapping[int, MemoryBlock], where: Sequence[str]) -> list[Holder]:

@@ -18,10 +18,11 @@ from simgpu.importers.options import ImportOptions
 from simgpu.importers.snapshot.load import is_snapshot
 from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import require_regular, unreadable
+from simgpu.trace.allocation_folder import is_allocation_folder
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import Trace
 
-__all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "import_trace"]
+__all__ = ["IMPORTERS", "ImportOptions", "Importer", "detect", "has_only_allocations", "import_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,9 @@ def detect(path: str | Path) -> Importer:
     source = Path(path)
     if not source.exists():
         raise InputError.single(source, "", "no such file or folder", "check the path")
+    if source.is_dir() and is_allocation_folder(source):
+        what = "is an allocation trace already"
+        raise InputError.single(source, "", what, f"use it directly, for example: simgpu memory {source}")
     if source.is_dir() and (source / "trace.yaml").exists():
         raise InputError.single(source, "", "is a simgpu trace already", "use it directly, without importing")
     if not source.is_dir():
@@ -120,9 +124,15 @@ def detect(path: str | Path) -> Importer:
         raise unreadable(source, error) from None
     if source.is_file() and is_snapshot(source):
         what = "looks like a PyTorch memory snapshot: these have allocations, but no kernels"
-        raise InputError.single(source, "", what, f"explain one with: simgpu memory {source}")
+        remedy = f"explain one with: simgpu memory {source}; or add the profile of the same run (--profile)"
+        raise InputError.single(source, "", what, remedy)
     known = "; ".join(f"{importer.name} ({importer.looks_like})" for importer in IMPORTERS)
     raise InputError.single(source, "", "not a recording of a known format", f"known formats: {known}")
+
+
+def has_only_allocations(path: Path) -> bool:
+    """Whether a file looks like a PyTorch memory snapshot, and like no recording with kernels."""
+    return path.is_file() and is_snapshot(path) and not any(importer.recognises(path) for importer in IMPORTERS)
 
 
 def import_trace(path: str | Path, options: ImportOptions | None = None) -> tuple[Trace, str]:
@@ -148,7 +158,7 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
     ('DTR log', 4, ['relu'])
     """
     options = options or ImportOptions()
-    importer = _with_execution_trace(detect(path), path, options)
+    importer = _with_other_recordings(detect(path), path, options)
     require_memory(Path(path), importer.files(Path(path)), importer.memory_factor)
     trace = importer.load(Path(path), options)
     trace = replace(trace, name=trace.info.model)
@@ -157,14 +167,16 @@ def import_trace(path: str | Path, options: ImportOptions | None = None) -> tupl
     return trace, importer.name
 
 
-def _with_execution_trace(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
+def _with_other_recordings(importer: Importer, path: str | Path, options: ImportOptions) -> Importer:
     """The importer to use with these options; `InputError` if an option applies only to profiles, and this is none."""
-    if options.execution_trace is None and options.iteration is None:
+    others = {"an execution trace": options.execution_trace, "a memory snapshot": options.snapshot}
+    given = [what for what, file in others.items() if file is not None]
+    if importer is _PROFILE and given:
+        return replace(_JOINED, name=f"{_PROFILE.name} joined with {' and '.join(given)}", load=kineto.load)
+    if importer is _JOINED and given == ["a memory snapshot"]:
+        return replace(_JOINED, name=f"{_JOINED.name} and a memory snapshot")
+    if not given and (options.iteration is None or importer in (_PROFILE, _JOINED)):
         return importer
-    if options.execution_trace is not None and importer is _PROFILE:
-        return replace(_JOINED, load=kineto.load)
-    if options.execution_trace is None and importer in (_PROFILE, _JOINED):
-        return importer
-    option = "an execution trace" if options.execution_trace is not None else "the number of an iteration"
+    option = given[0] if given else "the number of an iteration"
     what = f"is a {importer.name}; {option} applies only to a PyTorch profile"
     raise InputError.single(path, "", what, "omit it, or give the path of a PyTorch profile")

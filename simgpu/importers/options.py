@@ -17,6 +17,7 @@ class ImportOptions:
     date: day of the recording, YYYY-MM-DD.
     execution_trace: execution trace file of the same run as the profile.
     iteration: number of the profile's iteration to import.
+    snapshot: memory snapshot of the same run as the profile, or its folder of allocations; gpu: which one in it.
     """
 
     model: str | None = None
@@ -26,6 +27,8 @@ class ImportOptions:
     date: str | None = None
     execution_trace: Path | None = None
     iteration: int | None = None
+    snapshot: Path | None = None
+    gpu: int | None = None
 
     def samples(self, source: Path, from_shapes: int | None) -> int | None:
         """Samples per iteration, from the user or the recorded shapes; None if neither is known.

@@ -19,7 +19,8 @@ from simgpu.recorder.operators import OperandAccess, access, operator_name, oper
 from simgpu.recorder.scratch import ScratchMeter
 from simgpu.recorder.source_lines import source_line
 from simgpu.recorder.timing import Signature, signature
-from simgpu.trace.allocations import Frame, short_line
+from simgpu.trace.allocations import Frame
+from simgpu.trace.code_lines import short_line
 from simgpu.trace.model import BlockKind, Phase
 
 _SPARSITY_DIGITS = 6

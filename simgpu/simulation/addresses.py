@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.containers import BlockRequest
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.pool import CachingPool
+from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.program.instructions import Program
 from simgpu.simulation.result import Result
 from simgpu.timeline.addresses import MemoryRange
 
@@ -32,28 +36,45 @@ def address_ranges(result: Result) -> tuple[MemoryRange, ...]:
     def observe(gpu: int, now: int, acquired: bool | None, request: BlockRequest) -> None:
         gpus[gpu].repeat(now, acquired, request)
 
-    run_again(result, limit, observe)
+    run_again(
+        result.program,
+        result.graph,
+        result.node,
+        limit,
+        observe,
+        iterations=result.iterations,
+        settings=result.allocator_settings,
+        context=result.context or 0,
+    )
     timeline = result.timeline
     end = max(*timeline.iteration_ends_ns, int(timeline.end_ns.max(initial=0)))
     return tuple(each for memory in gpus for each in memory.ranges(end))
 
 
 def run_again(
-    result: Result, limit: int | None, observe: Callable[[int, int, bool | None, BlockRequest], None]
+    program: Program,
+    graph: TaskGraph,
+    node: NodeSpec,
+    limit: int | None,
+    observe: Callable[[int, int, bool | None, BlockRequest], None],
+    *,
+    iterations: int,
+    settings: AllocatorSettings | None,
+    context: int,
 ) -> None:
-    """Run the program of a result again with PyTorch's allocator, and let `observe` see each request for memory.
+    """Run a program again with PyTorch's allocator, and let `observe` see each request for memory.
 
-    limit: bytes of each GPU's memory, None for unlimited. The result's graph has the program's transforms already.
+    graph: with the program's transforms. limit: bytes of each GPU's memory, None for unlimited.
     """
     run_program(
-        replace(result.program, transforms=()),
-        result.graph,
-        result.node,
+        replace(program, transforms=()),
+        graph,
+        node,
         budget=limit,
-        iterations=result.iterations,
+        iterations=iterations,
         pool="caching",
-        allocator=result.allocator_settings,
-        context=result.context or 0,
+        allocator=settings,
+        context=context,
         engine="simpy",
         observe=observe,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -84,6 +84,24 @@ def plan_context(
     The arguments are those of `simulate`. `PlanContext.trial` returns the `Result` that `simulate` would.
     """
     return _Run.of(trace, node, policy, _checked(trace, node, policy, config, settings)).context(progress=progress)
+
+
+class PlannedRun(NamedTuple):
+    """What `simulate` runs: a policy's program on the graph of one GPU. budget: bytes of device memory."""
+
+    program: Program
+    graph: TaskGraph
+    node: NodeSpec
+    budget: int
+
+
+def planned_run(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> PlannedRun:
+    """The run that `simulate` makes of these arguments, planned only. Raises as `simulate`, and for several GPUs."""
+    run = _Run.of(trace, node, policy, _checked(trace, node, policy, config, {}))
+    if config.data_parallel:
+        what = "several GPUs train together, whose program follows from a run"
+        raise InputError.single("", "argument gpus", what, "leave it out")
+    return PlannedRun(planned_once(policy, run.context()), run.graph, run.node, run.budget)
 
 
 def policy_fits(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> bool | None:
@@ -266,4 +284,13 @@ class _Run:
         )
 
 
-__all__ = ["OutOfMemoryError", "Result", "plan_context", "policy_fits", "simulate", "task_graph"]
+__all__ = [
+    "OutOfMemoryError",
+    "PlannedRun",
+    "Result",
+    "plan_context",
+    "planned_run",
+    "policy_fits",
+    "simulate",
+    "task_graph",
+]

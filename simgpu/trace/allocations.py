@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from simgpu.trace.model import Origin
+
 
 class AllocatorAction(StrEnum):
-    """What an allocator did, by PyTorch's names. The last three are not done to memory."""
+    """What an allocator did, by PyTorch's names. The last four are not done to memory."""
 
     ALLOC = "alloc"
     FREE_REQUESTED = "free_requested"
@@ -21,9 +23,19 @@ class AllocatorAction(StrEnum):
     OOM = "oom"
     SNAPSHOT = "snapshot"
     USER_DEFINED = "user_defined"
+    ANNOTATE = "annotate"
 
 
-#: Actions on memory of the device; the others are on one allocation.
+#: Actions on one allocation.
+ALLOCATION_ACTIONS = frozenset(
+    {
+        AllocatorAction.ALLOC,
+        AllocatorAction.FREE_REQUESTED,
+        AllocatorAction.FREE_COMPLETED,
+        AllocatorAction.ANNOTATE,
+    }
+)
+#: Actions on memory of the device.
 SEGMENT_ACTIONS = frozenset(action for action in AllocatorAction if action.startswith("segment_"))
 
 
@@ -47,7 +59,9 @@ class Allocation:
     size: bytes as requested. address: where it was; unique among those that were allocated at the same time. stream:
     for whose work. private: the number of its private pool, as of a CUDA graph; 0 for the default pool. stack: index
     of the stack that requested it, None if not recorded. category: what it holds, where the recording says so.
-    block_bytes: size of the allocator's block where recorded, None otherwise.
+    block_bytes: size of the allocator's block where recorded, None otherwise. label: what the program noted on it
+    (`torch.cuda.memory._set_memory_metadata`, `_annotate_tensor`). optional: whether the program goes on if it gets no
+    memory.
     """
 
     size: int
@@ -57,6 +71,7 @@ class Allocation:
     stack: int | None = None
     category: str = ""
     block_bytes: int | None = None
+    label: str = ""
     optional: bool = False
 
 
@@ -64,9 +79,9 @@ class Allocation:
 class AllocatorEvent:
     """One entry of the recording.
 
-    allocation: index of the allocation, None for actions on segments. address, size: of the segment or the part of it;
-    for an OOM, the bytes that the device had free and those that were requested. time_us: microseconds since 1970,
-    None if not recorded.
+    allocation: index of the allocation, None where the action is not on one. address, size: of the allocation, the
+    segment or the part of it; for an OOM, the bytes that the device had free and those that were requested. time_us:
+    microseconds since 1970, None if not recorded.
     """
 
     action: AllocatorAction
@@ -94,6 +109,27 @@ class AllocatorSegment:
     private: int = 0
 
 
+class MarkStage(StrEnum):
+    """Whether a mark begins or ends a region of the program, or is a moment."""
+
+    BEGIN = "begin"
+    END = "end"
+    MOMENT = "moment"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorMark:
+    """Where the program marked its course: a `record_function` region, or a step of the profiler or an optimizer.
+
+    event: number of the first event after it. time_us: microseconds since 1970, None if not recorded.
+    """
+
+    event: int
+    name: str
+    stage: MarkStage = MarkStage.MOMENT
+    time_us: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class AllocationTrace:
     """What the allocator of one GPU did while it was recorded.
@@ -101,7 +137,8 @@ class AllocationTrace:
     name: of the recording. gpu: its number. tool: what recorded it. allocations: in the order in which they begin;
     those without an event that allocates them existed before the recording. before: segments when the recording
     began; after: when it ended. stacks: from the innermost frame outwards. settings: the allocator's, as recorded;
-    None if they were not. capacity: bytes of device memory, None if not known.
+    None if they were not. capacity: bytes of device memory, None if not known. marks: in the order of their events.
+    origin: whether it was recorded, imported from another tool, or modelled.
     """
 
     name: str
@@ -114,6 +151,8 @@ class AllocationTrace:
     stacks: tuple[tuple[Frame, ...], ...] = ()
     settings: Mapping[str, object] | None = field(default_factory=lambda: MappingProxyType({}))
     capacity: int | None = None
+    marks: tuple[AllocatorMark, ...] = ()
+    origin: Origin = Origin.IMPORTED
 
     @property
     def begun_before(self) -> tuple[int, ...]:
@@ -126,13 +165,3 @@ class AllocationTrace:
         """Allocations that existed when the recording ended, by their index."""
         freed = {event.allocation for event in self.events if event.action == AllocatorAction.FREE_COMPLETED}
         return tuple(index for index in range(len(self.allocations)) if index not in freed)
-
-
-def short_line(where: str) -> str:
-    """A line of code with the last two parts of its path.
-
-    >>> short_line("/home/me/project/src/model.py:12 forward")
-    'src/model.py:12 forward'
-    """
-    path, space, function = where.partition(" ")
-    return "/".join(path.rsplit("/", 2)[-2:]) + space + function if ".py:" in path else where

@@ -118,7 +118,8 @@ def _converted(text: str, unit: str) -> str:
         return ""
 
 
-def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
+def number_column(name: str, unit: str, blank: Any = REQUIRED) -> Column:
+    """A whole number >= 0; unit: its plural, for messages."""
     return Column(
         name,
         partial(whole_number, unit=unit),
@@ -129,7 +130,8 @@ def _number(name: str, unit: str, blank: Any = REQUIRED) -> Column:
     )
 
 
-def _text(name: str, blank: Any = REQUIRED) -> Column:
+def text_column(name: str, blank: Any = REQUIRED) -> Column:
+    """A text."""
     return Column(
         name,
         intern,  # long tables repeat few names, which would take more memory than all else in their rows
@@ -140,11 +142,13 @@ def _text(name: str, blank: Any = REQUIRED) -> Column:
     )
 
 
-def _ids(name: str) -> Column:
+def ids_column(name: str) -> Column:
+    """Names separated by spaces."""
     return Column(name, lambda text: tuple(text.split()), " ".join, blank=())
 
 
-def _word(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
+def word_column(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
+    """One of a few words."""
     known = {str(word): word for word in words}
 
     def parse(text: str) -> StrEnum:
@@ -156,7 +160,9 @@ def _word(name: str, words: type[StrEnum], stand_in: StrEnum) -> Column:
     return Column(name, parse, str, stand_in=stand_in)
 
 
-def _yes_no(name: str, blank: bool | _Required | None) -> Column:
+def yes_no_column(name: str, blank: bool | _Required | None) -> Column:
+    """``yes`` or ``no``."""
+
     def parse(text: str) -> bool:
         if text not in ("yes", "no"):
             raise CellError(f"'{text}' is neither yes nor no", "write yes or no")
@@ -198,20 +204,20 @@ KERNELS: Table[Kernel] = Table(
     "kernels.csv",
     Kernel,
     (
-        _text("id"),
-        _text("op"),
-        _word("phase", Phase, Phase.FORWARD),
-        _number("duration_ns", "nanoseconds"),
-        _ids("reads"),
-        _ids("writes"),
-        _text("layer", blank=None),
-        _number("stream", "streams", blank=0),
-        _number("start_ns", "nanoseconds", blank=None),
-        _yes_no("pure", blank=None),
-        _number("flops", "operations", blank=None),
-        _number("dram_bytes", "bytes", blank=None),
-        _number("iqr_ns", "nanoseconds", blank=None),
-        replace(_text("source", blank=None), omitted_if_blank=True),
+        text_column("id"),
+        text_column("op"),
+        word_column("phase", Phase, Phase.FORWARD),
+        number_column("duration_ns", "nanoseconds"),
+        ids_column("reads"),
+        ids_column("writes"),
+        text_column("layer", blank=None),
+        number_column("stream", "streams", blank=0),
+        number_column("start_ns", "nanoseconds", blank=None),
+        yes_no_column("pure", blank=None),
+        number_column("flops", "operations", blank=None),
+        number_column("dram_bytes", "bytes", blank=None),
+        number_column("iqr_ns", "nanoseconds", blank=None),
+        replace(text_column("source", blank=None), omitted_if_blank=True),
     ),
 )
 
@@ -219,15 +225,15 @@ BLOCKS: Table[Block] = Table(
     "blocks.csv",
     Block,
     (
-        _text("id"),
-        _number("bytes", "bytes"),
-        _word("kind", BlockKind, BlockKind.OTHER),
-        _yes_no("persistent", blank=False),
-        _text("host_write", blank=None),
-        _text("release", blank=None),
-        _text("layer", blank=None),
+        text_column("id"),
+        number_column("bytes", "bytes"),
+        word_column("kind", BlockKind, BlockKind.OTHER),
+        yes_no_column("persistent", blank=False),
+        text_column("host_write", blank=None),
+        text_column("release", blank=None),
+        text_column("layer", blank=None),
         _shape("shape"),
-        _text("dtype", blank=None),
+        text_column("dtype", blank=None),
     ),
 )
 
@@ -235,30 +241,30 @@ ALGORITHMS: Table[AlgorithmChoice] = Table(
     "algorithms.csv",
     AlgorithmChoice,
     (
-        _text("kernel"),
-        _text("algorithm"),
-        _number("duration_ns", "nanoseconds"),
-        _number("workspace_bytes", "bytes"),
+        text_column("kernel"),
+        text_column("algorithm"),
+        number_column("duration_ns", "nanoseconds"),
+        number_column("workspace_bytes", "bytes"),
     ),
 )
 
 SPARSITY: Table[SparsitySample] = Table(
     "sparsity.csv",
     SparsitySample,
-    (_text("block"), _number("epoch", "epochs"), _share("sparsity")),
+    (text_column("block"), number_column("epoch", "epochs"), _share("sparsity")),
 )
 
 COMPRESSIBILITY: Table[CompressedSize] = Table(
     "compressibility.csv",
     CompressedSize,
     (
-        _text("block"),
-        _number("epoch", "epochs"),
-        _text("codec"),
-        _text("layout"),
-        _number("entry_bytes", "bytes"),
-        _number("bytes", "bytes"),
-        _number("entries", "entries"),
+        text_column("block"),
+        number_column("epoch", "epochs"),
+        text_column("codec"),
+        text_column("layout"),
+        number_column("entry_bytes", "bytes"),
+        number_column("bytes", "bytes"),
+        number_column("entries", "entries"),
     ),
 )
 
@@ -266,14 +272,14 @@ ACCESSES: Table[Access] = Table(
     "accesses.csv",
     Access,
     (
-        _text("kernel"),
-        _text("block"),
-        _yes_no("write", blank=REQUIRED),
-        _word("order", AccessOrder, AccessOrder.SEQUENTIAL),
-        _number("sectors", "sectors"),
-        _number("entries", "entries"),
-        _number("stride", "entries", blank=1),
-        _number("first", "entries", blank=0),
+        text_column("kernel"),
+        text_column("block"),
+        yes_no_column("write", blank=REQUIRED),
+        word_column("order", AccessOrder, AccessOrder.SEQUENTIAL),
+        number_column("sectors", "sectors"),
+        number_column("entries", "entries"),
+        number_column("stride", "entries", blank=1),
+        number_column("first", "entries", blank=0),
     ),
 )
 
@@ -281,10 +287,10 @@ SAVED: Table[SavedTensor] = Table(
     "saved.csv",
     SavedTensor,
     (
-        _text("block"),
-        _number("bytes", "bytes"),
-        _text("packed_after", blank=None),
-        _text("unpacked_before", blank=None),
-        _text("released_after", blank=None),
+        text_column("block"),
+        number_column("bytes", "bytes"),
+        text_column("packed_after", blank=None),
+        text_column("unpacked_before", blank=None),
+        text_column("released_after", blank=None),
     ),
 )

@@ -86,22 +86,3 @@ def apportioned(weights: Sequence[int | float], total: int) -> list[int]:
     for place in by_remainder[: total - sum(result)]:
         result[place] += 1
     return result
-
-
-def rescaled(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[CompressedSize, ...]:
-    """The histograms among the rows, scaled to the sizes that their blocks have now.
-
-    blocks: those that there are now; histograms of others, and of blocks without bytes, are left out.
-
-    >>> from simgpu.trace.model import BlockKind
-    >>> rows = [CompressedSize("y", 0, "bpc", "plain", 128, size, entries) for size, entries in ((0, 3), (64, 1))]
-    >>> [(row.bytes, row.entries) for row in rescaled(rows, [Block("y", 1280, BlockKind.ACTIVATION)])]
-    [(0, 8), (64, 2)]
-    """
-    now = {block.id: entries_of(block) for block in blocks if block.bytes}
-    result: list[CompressedSize] = []
-    for (name, epoch), histogram in histograms(rows).items():
-        if name in now:
-            parts = apportioned(list(histogram.values()), now[name])
-            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
-    return tuple(result)

@@ -107,6 +107,10 @@ def _is_above_limit(file: Path) -> bool:
 def _require_folder(folder: Path) -> None:
     if not folder.exists():
         raise InputError.single(folder, "", "no such folder", "give the path of a trace folder")
+    if (folder / "allocations.yaml").exists() and not (folder / FILE).exists():
+        what = "is an allocation trace: it has no kernels, so no kernel times and nothing that kernels read"
+        remedy = f"explain it with `simgpu memory {folder}`; policies run on a trace of kernels, from `simgpu record`"
+        raise InputError.single(folder, "", what, f"{remedy} or a profile (`simgpu trace import --profile`)")
     if not folder.is_dir() or not any((folder / file).exists() for file in _FILES):
         what = "is not a trace: a trace is a folder with trace.yaml, kernels.csv and blocks.csv"
         raise InputError.single(folder, "", what, "bring other recordings in with `simgpu trace import PATH -o DIR`")

@@ -75,7 +75,8 @@ def write_table(path: Path, table: Table[Row], rows: Sequence[Row]) -> None:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(names)
         for row in rows:
-            out.writerow([write(value) for write, value in zip(writers, cells(row), strict=True)])
+            values = cells(row) if len(names) > 1 else (cells(row),)
+            out.writerow([write(value) for write, value in zip(writers, values, strict=True)])
 
 
 def _is_used(column: Column, rows: Sequence[object]) -> bool:

@@ -90,6 +90,81 @@ def test_a_figure_shows_memory_above_the_map_of_segments(tmp_path: Path) -> None
     assert 0 < len(lower.collections[0].get_paths()) <= allocations
 
 
-def test_importing_a_snapshot_points_to_this_command(tmp_path: Path) -> None:
-    done = simgpu("trace", "import", str(growing(tmp_path / "loop.pickle")), "-o", str(tmp_path / "trace"))
-    assert done.exit_code == 2 and "allocations, but no kernels; explain one with: simgpu memory" in done.stderr
+def test_an_imported_snapshot_is_explained_like_the_snapshot(tmp_path: Path) -> None:
+    snapshot = growing(tmp_path / "loop.pickle")
+    done = simgpu("trace", "import", snapshot, "-o", tmp_path / "allocations")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.endswith(f"to explain it: simgpu memory {tmp_path / 'allocations'}\n")
+    assert "no policy can run on it" in done.stdout
+    shown = [simgpu("memory", path, "--json").stdout for path in (snapshot, tmp_path / "allocations")]
+    assert shown[0] == shown[1] != ""
+    again = simgpu("trace", "import", snapshot, "-o", tmp_path / "allocations")
+    assert again.exit_code == 0, "the same trace may be written again"
+    other = simgpu("trace", "import", growing(tmp_path / "oom.pickle", 62 * MIB), "-o", tmp_path / "allocations")
+    assert other.exit_code == 2 and "contains a different trace" in other.stderr
+    assert "valid allocation trace; 16 events" in simgpu("trace", "check", tmp_path / "allocations").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trace", "import", "SNAPSHOT", "-o", "out", "--batch", "4"), "--batch applies to recordings with kernels"),
+        (("trace", "import", "SNAPSHOT", "-o", "out", "--gpu", "3"), "has nothing of GPU 3; choose among: 0"),
+        (("trace", "import", "FOLDER", "-o", "out"), "is an allocation trace already; use it directly"),
+        (("run", "--trace", "FOLDER", "--node", "v100"), "no kernel times and nothing that kernels read"),
+        (("trace", "stats", "FOLDER"), "explain it with `simgpu memory"),
+        (("memory", "EMPTY"), "is not an allocation trace"),
+    ],
+)
+def test_what_an_allocation_trace_cannot_do_is_said(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    paths = {
+        "SNAPSHOT": growing(tmp_path / "loop.pickle"),
+        "FOLDER": tmp_path / "allocations",
+        "EMPTY": tmp_path / "empty",
+    }
+    paths["out"] = tmp_path / "out"
+    simgpu("trace", "import", paths["SNAPSHOT"], "-o", paths["FOLDER"])
+    done = simgpu(*(paths.get(each, each) for each in arguments))
+    assert done.exit_code == 2 and message in " ".join(done.stderr.split())
+
+
+def marked(path: Path, count: int = 1) -> Path:
+    """The loop's snapshot with a region around each step, a label on what is kept, and many moments."""
+    growing(path)
+    snapshot = pickle.loads(path.read_bytes())
+    events = snapshot["device_traces"][0]
+    for number, event in enumerate(events):
+        event["time_us"] = 10 * number
+        if event["size"] == 3 * MIB:
+            event["user_metadata"] = "kept"
+    stages = (("START", 0), ("END", 45))
+    snapshot["external_annotations"] = [
+        {"stage": stage, "name": f"step {number}", "device": 0, "time_us": 50 * number + time}
+        for number in range(count)
+        for stage, time in stages
+    ]
+    path.write_bytes(pickle.dumps(snapshot))
+    return path
+
+
+def test_marked_regions_and_labels_are_shown(tmp_path: Path) -> None:
+    done = simgpu("memory", marked(tmp_path / "loop.pickle", 2))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["step", "0", "0", "to", "4", "43", "MiB", "+3", "MiB"] in lines
+    assert ["kept", "9", "MiB", "3"] in lines
+    report = json.loads(simgpu("memory", marked(tmp_path / "loop.pickle", 2), "--json").stdout)
+    first, second = report["regions"]
+    assert (first["name"], first["begin"], first["end"], first["depth"]) == ("step 0", 0, 5, 0)
+    assert (first["before"], first["peak"], first["after"]) == (0, 43 * MIB, 3 * MIB)
+    assert (second["begin"], second["before"], second["peak"]) == (5, 3 * MIB, 50 * MIB)
+
+
+def test_of_many_marks_the_longest_are_shown(tmp_path: Path) -> None:
+    path = marked(tmp_path / "loop.pickle", 3000)
+    shown = simgpu("memory", path).stdout
+    assert shown.count("\nstep ") == 8 and "2992 more, shorter" in shown
+    figure = explain_allocations(load_snapshot(path)).plot()
+    strip, *_ = figure.axes
+    assert strip.get_title(loc="right") == "the 40 longest of 3000 marked regions"
+    assert len(strip.patches) + len(strip.lines) == 40

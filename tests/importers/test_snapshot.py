@@ -25,7 +25,7 @@ from simgpu.memory.caching.device import ExclusiveDevice
 from simgpu.memory.caching.recorded import reproduce
 from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.memory.caching.snapshot import SnapshotRecorder
-from simgpu.trace.allocations import AllocatorAction, Frame
+from simgpu.trace.allocations import AllocatorAction, AllocatorMark, Frame, MarkStage
 from tests.memory.test_caching import CALLS, SETTINGS
 
 MIB = 2**20
@@ -146,6 +146,68 @@ def test_one_of_several_gpus_is_chosen(tmp_path: Path) -> None:
     assert load_snapshot(path, 1).events == ()
     with pytest.raises(InputError, match="has nothing of GPU 2; choose among: 0, 1"):
         load_snapshot(path, 2)
+
+
+def test_user_defined_events_and_listed_annotations_become_marks(tmp_path: Path) -> None:
+    """PyTorch 2.4 puts them among the events; later versions list them apart, for all GPUs, with their times."""
+    snapshot = a_snapshot()
+    events = snapshot["device_traces"][0]
+    for number, event in enumerate(events):
+        event["time_us"] = 100 + 10 * number
+    frames = [{"name": "START", "filename": "ProfilerStep#3", "line": 0}]
+    events.insert(2, {"action": "user_defined", "addr": 0, "size": 0, "stream": 0, "time_us": 115, "frames": frames})
+    snapshot["external_annotations"] = [
+        {"stage": "START", "name": "forward\n", "device": 0, "time_us": 110},
+        {"stage": "END", "name": "forward", "device": 0, "time_us": 130},
+        {"stage": "START", "name": "elsewhere", "device": 1, "time_us": 120},
+        {"stage": "END", "name": "later", "device": 0, "time_us": 900},
+    ]
+    trace = load_snapshot(written(snapshot, tmp_path / "marked.pickle"))
+    begin, end = MarkStage.BEGIN, MarkStage.END
+    assert trace.marks == (
+        AllocatorMark(1, "forward", begin, 110),
+        AllocatorMark(2, "ProfilerStep#3", begin, 115),
+        AllocatorMark(5, "forward", end, 130),
+        AllocatorMark(len(trace.events), "later", end, 900),
+    )
+    assert trace.events[5].time_us == 140
+    for event in events:
+        del event["time_us"]
+    assert [mark.name for mark in load_snapshot(written(snapshot, tmp_path / "marked.pickle")).marks] == [
+        "ProfilerStep#3"
+    ]
+
+
+def test_what_a_program_noted_on_an_allocation_is_its_label(tmp_path: Path) -> None:
+    """`_set_memory_metadata` before it is allocated, `_annotate_tensor` afterwards, also on what was there before."""
+    snapshot = a_snapshot()
+    events = snapshot["device_traces"][0]
+    first = next(event for event in events if event["action"] == "alloc")
+    first["user_metadata"] = "activations"
+    note = first | {"action": "annotate", "user_metadata": {"saved": "by tanh"}}
+    events.insert(events.index(first) + 1, note)
+    events.insert(events.index(first) + 2, note)
+    trace = load_snapshot(written(snapshot, tmp_path / "noted.pickle"))
+    assert [each.label for each in trace.allocations] == ["activations; {'saved': 'by tanh'}", ""]
+    report = explain_allocations(trace)
+    assert [(each.where, each.count) for each in report.labels] == [("activations; {'saved': 'by tanh'}", 1)]
+    kept = next(event for event in events if event["action"] == "alloc" and event["size"] == 700)
+    events.remove(kept)
+    for event in [each for each in events if each["action"].startswith("segment")]:
+        events.remove(event)
+    events.insert(0, kept | {"action": "annotate", "user_metadata": "kept", "size": 1024})
+    before = load_snapshot(written(snapshot, tmp_path / "noted.pickle"))
+    first_there = before.allocations[0]
+    assert (first_there.label, first_there.size, first_there.block_bytes) == ("kept", 700, 1024)
+    assert before.begun_before == (0,)
+
+
+def test_a_note_on_freed_memory_is_refused(tmp_path: Path) -> None:
+    snapshot = a_snapshot()
+    freed = next(event for event in snapshot["device_traces"][0] if event["action"] == "free_completed")
+    snapshot["device_traces"][0].append(freed | {"action": "annotate", "user_metadata": "late"})
+    with pytest.raises(InputError, match=r"notes something on address 0x[0-9a-f]+, which is free"):
+        load_snapshot(written(snapshot, tmp_path / "noted.pickle"))
 
 
 def changed(change: Any) -> dict[str, Any]:

@@ -11,19 +11,29 @@ from pathlib import Path
 import pytest
 
 import simgpu
-from simgpu.errors import InputError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.compare import compare
 from simgpu.experiments.outputs import write_outputs
 from simgpu.experiments.scenarios.load import make_scenario
+from simgpu.explain.allocations import explain_allocations
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers.snapshot.load import load_snapshot
 from simgpu.memory.caching.recorded import reproduce
 from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.policies.registry import make_policy
 from simgpu.simulation.addresses import address_ranges
+from simgpu.simulation.config import RunConfig
 from simgpu.simulation.result import Result
-from simgpu.simulation.snapshot import memory_snapshot, write_memory_snapshot
+from simgpu.simulation.snapshot import (
+    failed_snapshot,
+    memory_snapshot,
+    write_memory_snapshot,
+    write_snapshot_document,
+)
 from simgpu.trace.allocations import AllocatorAction
 from simgpu.trace.chain import chain
+
+MIB = 2**20
 
 
 def run(policy: str = "vdnn", pool: str = "caching", allocator: str | None = None) -> Result:
@@ -133,6 +143,62 @@ def test_a_run_without_allocations_is_refused() -> None:
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
     with pytest.raises(InputError, match="policy um does not allocate blocks"):
         memory_snapshot(simgpu.simulate(trace, node, "um"))
+
+
+@pytest.mark.parametrize("budget", [30, 40, 45, 55])
+@pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
+def test_the_snapshot_of_a_run_out_of_memory_ends_with_the_oom(
+    budget: int, allocator: str | None, tmp_path: Path
+) -> None:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    config = RunConfig(budget=budget * MIB, pool="caching", allocator=allocator)
+    with pytest.raises(OutOfMemoryError) as error:
+        simgpu.simulate(trace, node, "none", config)
+    document = failed_snapshot(trace, node, make_policy("none"), config)
+    last = document["device_traces"][0][-1]
+    assert last["action"] == "oom" and last["time_us"] == error.value.at_ns // 1000
+    write_snapshot_document(document, tmp_path / "oom.pickle")
+    recorded = load_snapshot(tmp_path / "oom.pickle")
+    assert reproduce(recorded).deviations == []
+    report = explain_allocations(recorded)
+    assert report.failure is not None and report.failure.recorded
+    assert report.failure.event == len(recorded.events) - 1
+    assert report.capacity == budget * MIB == report.state.reserved + report.failure.free
+    assert report.trials[0].failed == report.failure.event
+
+
+@pytest.mark.parametrize("policy", ["vdnn", "superneurons", "capuchin"])
+def test_a_snapshot_follows_requests_that_have_to_wait(policy: str, tmp_path: Path) -> None:
+    """In the smallest budget that suffices, requests are refused and granted later."""
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    config = RunConfig(pool="caching", iterations=2)
+    result = simgpu.smallest_budget(trace, node, policy, config).result
+    write_memory_snapshot(result, tmp_path / "tight.pickle")
+    again = reproduce(load_snapshot(tmp_path / "tight.pickle"))
+    assert again.allocator.statistics.reserved_peak == result.high_water
+
+
+def test_a_run_that_does_not_fail_has_no_snapshot_of_a_failure() -> None:
+    trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
+    with pytest.raises(InputError, match="does not run out of device memory; show its result"):
+        failed_snapshot(trace, node, make_policy("none"), RunConfig(pool="caching"))
+    with pytest.raises(InputError, match="is shown with pool caching only, and pool is counting"):
+        failed_snapshot(trace, node, make_policy("none"), RunConfig(pool="counting"))
+    with pytest.raises(InputError, match="several GPUs train together"):
+        failed_snapshot(trace, simgpu.load_node("k40-x4"), make_policy("none"), RunConfig(pool="caching", gpus=2))
+
+
+def test_a_scenario_writes_snapshots_of_runs_out_of_memory_too(tmp_path: Path) -> None:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": ["none", "superneurons"]}
+    scenario = make_scenario({**values, "budget": "45 MiB", "pool": "caching"}, "an example")
+    for name in ("first", "second"):
+        write_outputs(compare(scenario), tmp_path / name, about={}, timeline=("snapshot",))
+    written = [(tmp_path / name / "none" / "snapshot.pickle").read_bytes() for name in ("first", "second")]
+    assert written[0] == written[1]
+    assert load_snapshot(tmp_path / "first" / "none" / "snapshot.pickle").events[-1].action == "oom"
+    assert [file.name for file in (tmp_path / "first" / "none").iterdir()] == ["snapshot.pickle"]
+    write_outputs(compare(scenario), tmp_path / "third", about={}, timeline=("csv",))
+    assert not (tmp_path / "third" / "none").exists()
 
 
 def test_a_scenario_writes_snapshots(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Allocation:
 
     at, freed: when it was allocated and freed, ns; freed is None if it was not freed.
     op: position of the innermost operator around the allocation; -1 if there is none.
+    category, line: what it holds, and the line of code that requested it, where a memory snapshot says so.
     """
 
     thread: Thread
@@ -35,9 +36,20 @@ class Allocation:
     bytes: int
     op: int
     freed: int | None = None
+    category: str = ""
+    line: str = ""
 
     def is_held(self, moment: int) -> bool:
         return self.at <= moment and (self.freed is None or moment <= self.freed)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBefore:
+    """A block from before the iteration: bytes, when it was freed (ns, None if not), what it holds where recorded."""
+
+    bytes: int
+    freed: int | None
+    category: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +59,14 @@ class DeviceMemory:
     freed: (bytes, moment in ns) of memory from before the iteration that was freed after the first launch.
     held_before: bytes allocated before the iteration and not freed before the first launch; -1 if no totals recorded.
     peak: peak bytes allocated, as counted by the framework; None if not recorded.
+    before: each block from before the iteration, if a memory snapshot lists them; the totals are those of its blocks.
     """
 
     allocations: tuple[Allocation, ...]
     freed: tuple[tuple[int, int], ...]
     held_before: int
     peak: int | None
+    before: tuple[BlockBefore, ...] = ()
 
 
 def device_memory(attribution: Attribution) -> DeviceMemory | None:
@@ -184,7 +198,7 @@ def block(draft: Draft, attribution: Attribution, moments: Moments, ids: Sequenc
         persistent=draft.persistent,
         host_write=None if born is None else ids[born],
         release=None if is_workspace else at_release,
-        layer=_layer(draft, attribution),
+        layer=_layer(draft, attribution) or (allocation.line or None if allocation is not None else None),
         shape=draft.shape,
         dtype=draft.dtype,
     )
@@ -233,7 +247,7 @@ def phase_of(draft: Draft, attribution: Attribution) -> Phase | None:
 
 def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments) -> list[Draft]:
     """One draft per allocation, and the drafts of memory from before the iteration."""
-    drafts = held_before(memory, named=0)
+    drafts = blocks_before(memory) if memory.before else held_before(memory, named=0)
     for number, allocation in enumerate(memory.allocations, start=1):
         if moments.is_idle(allocation):
             continue
@@ -241,9 +255,42 @@ def lone_blocks(attribution: Attribution, memory: DeviceMemory, moments: Moments
         if is_scratch(draft, moments):
             draft.kind = scratch_kind(draft)
         else:
-            draft.kind = kind_of_new(phase_of(draft, attribution), reading=set())
+            phase = phase_of(draft, attribution)
+            draft.kind = kind_of_category(allocation.category) or kind_of_new(phase, reading=set())
         drafts.append(draft)
     return drafts
+
+
+#: Kinds of blocks by the categories of PyTorch's memory profiler; a gradient's kind follows from its phase.
+_CATEGORIES = {
+    "parameter": BlockKind.WEIGHT,
+    "optimizer_state": BlockKind.OPTIMIZER_STATE,
+    "input": BlockKind.INPUT,
+    "activation": BlockKind.ACTIVATION,
+}
+
+
+def kind_of_category(category: str) -> BlockKind | None:
+    """The kind of a block whose category was recorded; None if that does not decide it.
+
+    >>> kind_of_category("PARAMETER"), kind_of_category("autograd_detail")
+    (<BlockKind.WEIGHT: 'weight'>, None)
+    """
+    return _CATEGORIES.get(category.rpartition(".")[2].lower())
+
+
+def blocks_before(memory: DeviceMemory) -> list[Draft]:
+    """One draft per block from before the iteration."""
+    return [
+        Draft(
+            f"held.{number}",
+            each.bytes,
+            kind=kind_of_category(each.category) or BlockKind.OTHER,
+            persistent=True,
+            freed=each.freed,
+        )
+        for number, each in enumerate(memory.before, start=1)
+    ]
 
 
 def is_scratch(draft: Draft, moments: Moments) -> bool:

@@ -1,4 +1,7 @@
-"""Imports PyTorch profiler (Kineto) recordings, alone or joined with the execution trace of the same run.
+"""Imports PyTorch profiler (Kineto) recordings, alone or joined with other recordings of the same run.
+
+Those are the execution trace, which has the tensors, and the memory snapshot, which has the sizes of allocations as
+requested and what was allocated before.
 
 The trace's kernels are the GPU's kernels and its copies within the device. Copies over the link and memory fills are
 not kernels; the notes give their number and duration. Times are integer nanoseconds from the start of the iteration:
@@ -39,15 +42,15 @@ from simgpu.importers.kineto.blocks import (
 from simgpu.importers.kineto.iteration import Iteration, iterations, launched_at, may_cover
 from simgpu.importers.kineto.joined import Nodes, join, joined_drafts
 from simgpu.importers.kineto.profile import GpuWork, Op, Profile, Span
+from simgpu.importers.kineto.recorded_memory import EPOCH_FROM, recorded_memory
 from simgpu.importers.options import ImportOptions
+from simgpu.importers.snapshot.load import load_snapshot
+from simgpu.trace.allocations import AllocationTrace
 from simgpu.trace.model import BlockKind, Trace
 from simgpu.units import format_bytes, format_time
 
 #: Event categories that only the profiler uses.
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"(cpu_op|user_annotation|cuda_runtime|cpu_instant_event)"')
-
-#: Earliest plausible time of a recording, in ns since 1970 (September 2001); earlier clocks count from another origin.
-_EPOCH_FROM = 10**18
 
 
 def recognises(path: Path) -> bool:
@@ -87,13 +90,15 @@ def load_folder(path: Path, options: ImportOptions) -> Trace:
 def load(path: Path, options: ImportOptions) -> Trace:
     """Returns the recording as a trace. Raises `InputError` for an invalid recording.
 
-    options.execution_trace: execution trace file of the same run. options.iteration: number of the iteration to import.
+    options.execution_trace: execution trace file of the same run. options.snapshot: memory snapshot of the same run.
+    options.iteration: number of the iteration to import.
     """
     recorded = read_execution_trace(options.execution_trace) if options.execution_trace is not None else None
-    part = _choose(path, recorded, options.iteration)
+    snapshot = load_snapshot(options.snapshot, options.gpu) if options.snapshot is not None else None
+    part = _choose(path, recorded, snapshot, options.iteration)
     attribution, iteration, profile = part.attribution, part.attribution.iteration, part.attribution.profile
     streams, overlap = number_streams(iteration.kernels, path)
-    memory, moments = device_memory(attribution), Moments(attribution)
+    memory, moments = part.memory, Moments(attribution)
     if part.nodes is not None:
         drafts = joined_drafts(attribution, part.nodes, memory, moments)
     else:
@@ -109,9 +114,10 @@ def load(path: Path, options: ImportOptions) -> Trace:
     options = replace(
         options, device=options.device or device, dtype=options.dtype or _dtype(drafts), date=options.date or date
     )
-    text = notes(attribution, memory, overlap, is_joined=part.nodes is not None)
+    text = notes(attribution, memory, overlap, is_joined=part.nodes is not None, of_snapshot=part.note)
     model = re.sub(r"(\.pt)?(\.trace)?\.json(\.gz)?$", "", path.name)
-    tool = "PyTorch profiler" if recorded is None else "PyTorch profiler and execution trace"
+    others = [("execution trace", recorded), ("memory snapshot", snapshot)]
+    tool = " and ".join(["PyTorch profiler", *(name for name, other in others if other is not None)])
     info = options.info(path, tool, model, options.samples(path, attribution.samples()), text)
     info = replace(info, framework_peak_bytes=memory.peak if memory is not None else None)
     return Trace(
@@ -121,14 +127,29 @@ def load(path: Path, options: ImportOptions) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The iteration to import. nodes: its operators' nodes in the execution trace; None without an execution trace."""
+    """The iteration to import.
+
+    nodes: its operators' nodes in the execution trace; None without an execution trace. memory: None if not recorded.
+    note: what is known of the join with a memory snapshot, empty without one.
+    """
 
     attribution: Attribution
     nodes: Nodes | None
+    memory: DeviceMemory | None
+    note: str = ""
+
+    @classmethod
+    def of(cls, attribution: Attribution, recorded: ExecutionTrace | None, snapshot: AllocationTrace | None) -> _Part:
+        """An iteration with its other recordings; raises `InputError` if they do not cover it."""
+        nodes = None if recorded is None else join(attribution, recorded)
+        if snapshot is None:
+            return cls(attribution, nodes, device_memory(attribution))
+        joined = recorded_memory(attribution, snapshot)
+        return cls(attribution, nodes, joined.memory, joined.note)
 
 
-def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> _Part:
-    """The last iteration, or the one with number `wanted`; with an execution trace, the last one that it covers."""
+def _choose(path: Path, recorded: ExecutionTrace | None, snapshot: AllocationTrace | None, wanted: int | None) -> _Part:
+    """The last iteration, or the one with number `wanted`; of those that the other recordings cover."""
 
     def choose(steps: Sequence[Span]) -> Sequence[Span]:
         return steps if recorded is None else may_cover(path, steps, recorded)
@@ -136,10 +157,8 @@ def _choose(path: Path, recorded: ExecutionTrace | None, wanted: int | None) -> 
     refusal: InputError | None = None
     for profile, iteration in iterations(path, wanted, choose):
         attribution = Attribution(profile, iteration)
-        if recorded is None:
-            return _Part(attribution, None)
         try:
-            return _Part(attribution, join(attribution, recorded))
+            return _Part.of(attribution, recorded, snapshot)
         except InputError as error:
             # Drop the traceback: it would keep this iteration in memory while the next one is read.
             refusal = refusal or error.with_traceback(None)
@@ -158,13 +177,15 @@ def _dtype(drafts: Sequence[Draft]) -> str | None:
 def _date(profile: Profile, iteration: Iteration) -> str:
     """The day of the recording in UTC; empty if its clock does not count from 1970."""
     since_1970 = profile.base_ns + iteration.kernels[0].start
-    if since_1970 < _EPOCH_FROM:
+    if since_1970 < EPOCH_FROM:
         return ""
     return datetime.datetime.fromtimestamp(since_1970 // 10**9, datetime.UTC).date().isoformat()
 
 
-def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool) -> str:
-    """The trace's notes. overlap: overlap of kernels on the same stream, ns."""
+def notes(
+    attribution: Attribution, memory: DeviceMemory | None, overlap: int, is_joined: bool, of_snapshot: str = ""
+) -> str:
+    """The trace's notes. overlap: overlap of kernels on the same stream, ns. of_snapshot: on the memory snapshot."""
     iteration, profile = attribution.iteration, attribution.profile
     lines = []
     if iteration.number is not None:
@@ -182,8 +203,18 @@ def notes(attribution: Attribution, memory: DeviceMemory | None, overlap: int, i
             "; record with ProfilerActivity.CPU to record phases" if not any(map(_is_operator, attribution.ops)) else ""
         )
         lines.append(f"Kernels whose phase is not recorded: {unknown}; they count as forward{remedy}.")
-    lines.append(_memory_note(is_joined, memory))
+    lines.append(_snapshot_note(is_joined, of_snapshot) if of_snapshot else _memory_note(is_joined, memory))
     return " ".join(lines)
+
+
+def _snapshot_note(is_joined: bool, of_snapshot: str) -> str:
+    if is_joined:
+        return f"Blocks are the storages of the execution trace. {of_snapshot}"
+    return (
+        f"{of_snapshot} Inferred: a block is written by the operator around its allocation, and has that operator's "
+        "module as its layer, or a line of code where there is none. Which kernels read it is not recorded, so "
+        "policies that depend on reads cannot be evaluated with this trace."
+    )
 
 
 def _is_operator(op: Op) -> bool:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.importers.drafts import printable
 from simgpu.importers.quantities import integer, shown
 
 #: 256 TiB: all addresses of a process.
 _MOST_BYTES = 2**48
+#: Characters of a note that are read.
+_LONGEST_NOTE = 1000
 _REMEDY = "give a snapshot as torch.cuda.memory._dump_snapshot writes it"
 
 
@@ -55,6 +58,19 @@ class Record:
         if not isinstance(value, str):
             raise self.wrong(f"{key}: {shown(value)} is not text")
         return value
+
+    def line(self, key: str) -> str:
+        """A text without line breaks and other control characters, empty where the key is missing."""
+        text = self.text(key)
+        return printable(text) if text.strip() else ""
+
+    def note(self, key: str) -> str:
+        """What a program noted, a text or any other value, as one line; empty where the key is missing."""
+        value = self._values.get(key)
+        if value is None or value == "":
+            return ""
+        text = value if isinstance(value, str) else shown(value)
+        return printable(text[:_LONGEST_NOTE]) if text.strip() else ""
 
     def items(self, key: str) -> Sequence[Any]:
         """A list, empty where the key is missing."""

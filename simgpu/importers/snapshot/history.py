@@ -11,7 +11,14 @@ from simgpu.importers.quantities import shown
 from simgpu.importers.snapshot.fields import Record
 from simgpu.importers.snapshot.ranges import Ranges
 from simgpu.importers.snapshot.stacks import Stacks
-from simgpu.trace.allocations import SEGMENT_ACTIONS, Allocation, AllocatorAction, AllocatorEvent, AllocatorSegment
+from simgpu.trace.allocations import (
+    ALLOCATION_ACTIONS,
+    SEGMENT_ACTIONS,
+    Allocation,
+    AllocatorAction,
+    AllocatorEvent,
+    AllocatorSegment,
+)
 
 _ACTIONS = {str(action): action for action in AllocatorAction}
 #: Small segments have this size, and no others do.
@@ -51,6 +58,8 @@ class _Reader:
         self._stacks = stacks
         self._open: dict[int, int] = {}
         self._ended: set[int] = set()
+        #: Allocations that are known from a note on them only, which has the size of the block.
+        self._noted: set[int] = set()
 
     def add(self, row: Record) -> None:
         """Read the next event."""
@@ -65,19 +74,37 @@ class _Reader:
         if action == AllocatorAction.ALLOC:
             if address in self._open:
                 raise row.wrong(f"allocates address {address:#x}, which is allocated")
-            allocation = self._begin(Allocation(size, address, stream, 0, stack, row.text("category")))
-        elif action in (AllocatorAction.FREE_REQUESTED, AllocatorAction.FREE_COMPLETED):
+            allocation = self._begin(self._allocation(row, size, address, stream, stack))
+        elif action in ALLOCATION_ACTIONS:
             allocation = self._open.get(address)
             if allocation is None:
                 if address in self._ended:
-                    raise row.wrong(f"frees address {address:#x}, which is free")
-                allocation = self._begin(Allocation(size, address, stream, 0, stack, row.text("category")))
+                    what = "notes something on" if action == AllocatorAction.ANNOTATE else "frees"
+                    raise row.wrong(f"{what} address {address:#x}, which is free")
+                allocation = self._begin(self._allocation(row, size, address, stream, stack))
+                if action == AllocatorAction.ANNOTATE:
+                    self._noted.add(allocation)
+            elif action == AllocatorAction.ANNOTATE:
+                self._note(allocation, row.note("user_metadata"))
+            if action != AllocatorAction.ANNOTATE and allocation in self._noted:
+                self._noted.discard(allocation)
+                self.allocations[allocation] = replace(self.allocations[allocation], size=size)
             if action == AllocatorAction.FREE_COMPLETED:
                 del self._open[address]
                 self._ended.add(address)
         time = row.number("time_us") if "time_us" in row else None
         self.places.append(row)
         self.events.append(AllocatorEvent(action, allocation, address, size, stream, stack, time))
+
+    @staticmethod
+    def _allocation(row: Record, size: int, address: int, stream: int, stack: int | None) -> Allocation:
+        category, label = row.line("category"), row.note("user_metadata")
+        return Allocation(size, address, stream, 0, stack, category, None, label)
+
+    def _note(self, index: int, text: str) -> None:
+        known = self.allocations[index]
+        parts = [known.label, text] if text not in known.label.split("; ") else [known.label]
+        self.allocations[index] = replace(known, label="; ".join(filter(None, parts)))
 
     def _begin(self, allocation: Allocation) -> int:
         index = self._open[allocation.address] = len(self.allocations)
@@ -102,7 +129,10 @@ class _Reader:
                 self.allocations.append(whole)
             else:
                 known = self.allocations[index]
-                self.allocations[index] = replace(known, block_bytes=block.size, private=block.segment.private)
+                size = block.requested if index in self._noted else known.size
+                self.allocations[index] = replace(
+                    known, size=size, block_bytes=block.size, private=block.segment.private
+                )
         if self._open:
             address = next(iter(self._open))
             place = self.places[0]

@@ -8,18 +8,22 @@ what they read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
+from simgpu.importers.drafts import printable
 from simgpu.importers.quantities import shown
 from simgpu.importers.snapshot.fields import Record
 from simgpu.importers.snapshot.history import ActiveBlock, history
+from simgpu.importers.snapshot.marks import marks
 from simgpu.importers.snapshot.stacks import Stacks
 from simgpu.io.input_files import first_bytes, read_json
 from simgpu.io.pickle_files import read_plain_pickle
+from simgpu.trace.allocation_folder import read_allocations
 from simgpu.trace.allocations import AllocationTrace, AllocatorSegment
+from simgpu.trace.columns import LARGEST
 
 _WHAT = "a PyTorch memory snapshot"
 _AGAIN = "write it again with torch.cuda.memory._dump_snapshot"
@@ -29,11 +33,13 @@ _TOOL = "PyTorch memory snapshot"
 def load_snapshot(path: str | Path, gpu: int | None = None) -> AllocationTrace:
     """What the allocator of one GPU did.
 
-    gpu: its number, as in the snapshot; None for the only one with memory. Raises `InputError` for a file that is
-    damaged, creates objects, or is no snapshot, for one whose events contradict its segments, and if there are several
-    GPUs to choose from.
+    path: of a snapshot, or of the folder that `simgpu trace import` makes of one. gpu: its number, as in the snapshot;
+    None for the only one with memory. Raises `InputError` for a file that is damaged, creates objects, or is no
+    snapshot, for one whose events contradict its segments, and if there are several GPUs to choose from.
     """
     path = Path(path)
+    if path.is_dir():
+        return _of_folder(path, gpu)
     snapshot = _read(path)
     traces = snapshot.items("device_traces")
     records = [Record(each, path, f"segment {number}") for number, each in enumerate(snapshot.items("segments"))]
@@ -47,7 +53,7 @@ def load_snapshot(path: str | Path, gpu: int | None = None) -> AllocationTrace:
     rows = (Record(each, path, f"event {number} of GPU {chosen}") for number, each in enumerate(events))
     allocations, entries, before = history(rows, segments, blocks, stacks)
     return AllocationTrace(
-        name=path.stem,
+        name=printable(path.stem),
         gpu=chosen,
         tool=_TOOL,
         allocations=tuple(allocations),
@@ -56,7 +62,15 @@ def load_snapshot(path: str | Path, gpu: int | None = None) -> AllocationTrace:
         after=tuple(segments),
         stacks=tuple(stacks.stacks),
         settings=_settings(snapshot),
+        marks=marks(snapshot, chosen, entries, stacks.stacks),
     )
+
+
+def _of_folder(path: Path, gpu: int | None) -> AllocationTrace:
+    trace = read_allocations(path)
+    if gpu is not None and gpu != trace.gpu:
+        raise InputError.single(path, "", f"has nothing of GPU {gpu}", f"leave it out, or choose {trace.gpu}")
+    return trace
 
 
 def is_snapshot(path: Path) -> bool:
@@ -145,4 +159,24 @@ def _blocks(segment: AllocatorSegment, record: Record, stacks: Stacks) -> list[A
 
 def _settings(snapshot: Record) -> Mapping[str, object] | None:
     settings = snapshot.get("allocator_settings")
-    return {str(key): value for key, value in settings.items()} if isinstance(settings, dict) else None
+    return _plain(settings, 1) if isinstance(settings, dict) else None
+
+
+#: Settings that are read, and those within another one; PyTorch has some ten, and 16 intervals of sizes.
+_MOST_SETTINGS = 100
+
+
+def _plain(settings: Mapping[Any, Any], below: int) -> dict[str, object]:
+    """Settings by name. below: levels of settings within settings; those of other forms have no effect here."""
+    result: dict[str, object] = {}
+    for key, value in islice(settings.items(), _MOST_SETTINGS):
+        if isinstance(value, dict) and below:
+            result[printable(str(key))] = _plain(value, below - 1)
+        elif isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST):
+            result[printable(str(key))] = value
+        elif isinstance(value, str):
+            result[printable(str(key))] = printable(value[:_LONGEST_SETTING]) if value.strip() else ""
+    return result
+
+
+_LONGEST_SETTING = 10_000

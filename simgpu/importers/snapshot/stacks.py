@@ -7,6 +7,7 @@ from typing import Any
 
 from simgpu.importers.snapshot.fields import Record
 from simgpu.trace.allocations import Frame
+from simgpu.trace.columns import LARGEST
 
 
 class Stacks:
@@ -43,9 +44,8 @@ class Stacks:
     def _frame(self, values: object, record: Record) -> Frame:
         if id(values) not in self._frames:
             frame = Record(values, record.path, f"{record.place}, frames")
-            file = frame.text("filename")
+            file = frame.line("filename")
             line = frame.get("line")
-            self._frames[id(values)] = Frame(
-                frame.text("name"), "" if file == "??" else file, line if isinstance(line, int) else 0
-            )
+            number = line if type(line) is int and 0 <= line <= LARGEST else 0
+            self._frames[id(values)] = Frame(frame.line("name"), "" if file == "??" else file, number)
         return self._frames[id(values)]

@@ -19,6 +19,7 @@ from simgpu.trace.allocations import (
     AllocatorSegment,
     Frame,
 )
+from simgpu.trace.model import Origin
 from simgpu.trace.requests import MemoryRequest, MemoryRequests
 
 
@@ -46,6 +47,7 @@ def allocation_trace(program: MemoryRequests, settings: AllocatorSettings | None
         after=tuple(_segments(recording.allocator)),
         stacks=tuple(recording.stacks),
         settings=described_settings(recording.allocator.settings),
+        origin=Origin.MODELLED,
     )
 
 

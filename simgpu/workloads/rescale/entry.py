@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
 from simgpu.errors import InputError
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.entries import entries_of
-from simgpu.trace.entries import rescaled as rescaled_entries
-from simgpu.trace.model import Access, Block, BlockKind, Kernel, Origin, SavedTensor, Trace
+from simgpu.trace.entries import apportioned, entries_of, histograms, rows_of
+from simgpu.trace.model import Access, Block, BlockKind, CompressedSize, Kernel, Origin, SavedTensor, Trace
 from simgpu.workloads.rescale.kernels import Rescaled, Rescaler, scaled
 from simgpu.workloads.timemodel.operation import Operation
 from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT, Priced, Prices
@@ -194,3 +193,22 @@ def _grown(rescaler: Rescaler, block: Block) -> Block:
         length = shape[side] // rescaler.trace.info.batch * rescaler.batch
         shape = (*shape[:side], length, *shape[side + 1 :])
     return replace(block, bytes=rescaler.size(block), shape=shape)
+
+
+def rescaled_entries(rows: Sequence[CompressedSize], blocks: Iterable[Block]) -> tuple[CompressedSize, ...]:
+    """The histograms among the rows, scaled to the sizes that their blocks have now.
+
+    blocks: those that there are now; histograms of others, and of blocks without bytes, are left out.
+
+    >>> from simgpu.trace.model import BlockKind
+    >>> rows = [CompressedSize("y", 0, "bpc", "plain", 128, size, entries) for size, entries in ((0, 3), (64, 1))]
+    >>> [(row.bytes, row.entries) for row in rescaled_entries(rows, [Block("y", 1280, BlockKind.ACTIVATION)])]
+    [(0, 8), (64, 2)]
+    """
+    now = {block.id: entries_of(block) for block in blocks if block.bytes}
+    result: list[CompressedSize] = []
+    for (name, epoch), histogram in histograms(rows).items():
+        if name in now:
+            parts = apportioned(list(histogram.values()), now[name])
+            result += rows_of(name, epoch, dict(zip(histogram, parts, strict=True)))
+    return tuple(result)
