@@ -142,7 +142,8 @@ class _Recording:
             return
         for block, size in request.prepared[2]:
             if acquired:
-                held = self.recorder.allocate(size, stack=self._stack(block))
+                category = str(self._graph.blocks[block].kind)
+                held = self.recorder.allocate(size, stack=self._stack(block), category=category)
                 assert held is not None
                 self._held[block] = held
             else:
