@@ -210,7 +210,6 @@ def test_the_plugin_imports_almost_nothing() -> None:
     assert own == {
         "simgpu",
         "simgpu.errors",
-        "simgpu.former_names",
         "simgpu.testing",
         "simgpu.testing.plugin",
         "simgpu.version",
