@@ -30,11 +30,7 @@ _LIBRARY = sysconfig.get_paths()["stdlib"] + sep
 
 
 def source_line() -> Frame | None:
-    """The line that runs; None while autograd runs backward by itself, and in simgpu's own models.
-
-    >>> source_line() is None
-    True
-    """
+    """The line that runs; None while autograd runs backward by itself, and in simgpu's own models."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in _CALLERS:
         if not _is_skipped(frame.f_code.co_filename):
