@@ -74,6 +74,7 @@ class Ledger:
 
     def receive(self, tensor: torch.Tensor, kind: BlockKind, name: str) -> None:
         """Enter a tensor that was copied from the host."""
+        self._on_host.discard(self._storage(tensor)._cdata)
         if self.holds_memory(tensor) and self.find(tensor) is None:
             self.blocks[self._enter(tensor, kind, None)].name = name
 
@@ -124,6 +125,13 @@ class Ledger:
         number = self.find(tensor)
         if number is not None and self.log is not None:
             self.log.on_host(number)
+
+    def moved_to_device(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor that was on the host is on the device from now on; of a view, only what it shows."""
+        self._on_host.discard(self._storage(tensor)._cdata)
+        if self.holds_memory(tensor) and self.find(tensor) is None:
+            block = self.blocks[self._enter(tensor, BlockKind.OTHER, None)]
+            block.persistent, block.bytes = True, min(block.bytes, tensor.numel() * tensor.element_size())
 
     def close(self) -> None:
         """End the iteration: blocks that are allocated now count as live at its end; later frees are ignored."""

@@ -242,3 +242,90 @@ def test_a_parameter_of_another_module_is_refused() -> None:
 def test_an_empty_step_is_refused() -> None:
     with pytest.raises(InputError, match="nothing ran on its device"), simgpu.record_step(convolutions(), gpu="a100"):
         pass
+
+
+def inputs_of(recording: Any) -> int:
+    """The most bytes of inputs at one time."""
+    now = most = 0
+    for number in recording.requests.order:
+        request = recording.requests.requests[number if number >= 0 else ~number]
+        now += (request.size if number >= 0 else -request.size) * (request.category == "input")
+        most = max(most, now)
+    return most
+
+
+def test_batches_on_the_host_take_memory_only_where_they_are_copied() -> None:
+    model = nn.Linear(64, 4)
+    batches, seen = [torch.randn(32, 64) for _ in range(3)], []
+    with simgpu.record_step(model, gpu="a100") as recording:
+        for batch in batches:
+            model(batch.to("cuda")).sum().backward()
+            seen.append(batch.float().mul(2))
+    assert inputs_of(recording) == 32 * 64 * 4
+    dataset = torch.randn(1000, 64)
+    for place in ("cuda", "cpu"):  # a loop whose device is the CPU does not copy its batch
+        with simgpu.record_step(model, gpu="a100") as recording:
+            for number in range(3):
+                model(dataset[32 * number : 32 * number + 32].to(place)).sum().backward()
+        assert inputs_of(recording) == 32 * 64 * 4
+
+
+def test_what_is_copied_to_the_host_takes_no_memory() -> None:
+    model, outputs = nn.Linear(64, 64), []
+    with simgpu.record_step(model, gpu="a100") as recording:
+        for _ in range(3):
+            outputs.append(model(torch.randn(32, 64).to("cuda")).detach().cpu() * 2)
+    order = recording.requests.order
+    held = {number for number in order if number >= 0 and ~number not in order}
+    assert sum(recording.requests.requests[number].category == "activation" for number in held) <= 1
+
+
+def test_parameters_that_the_loop_knows_by_names_of_its_own_are_replaced_too() -> None:
+    model = convolutions()
+    optimizer, parameters = adam(model), list(model.parameters())
+
+    def events(given: list[nn.Parameter] | None) -> int:
+        with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+            for _ in range(2):
+                chosen = given or list(model.parameters())
+                cross_entropy(model(X), Y).backward()
+                nn.utils.clip_grad_norm_(chosen, 1.0)
+                optimizer.step()
+                for parameter in chosen:
+                    parameter.grad = None
+        return len(recording.requests.order)
+
+    assert events(parameters) == events(None)
+    with simgpu.record_step(model, gpu="a100"):
+        gradients = torch.autograd.grad(model(X).sum(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter -= 0.1 * gradient
+
+
+class Caching(nn.Module):
+    """Keeps a constant that its first forward creates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.cache = nn.Linear(4, 4), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.cache is None:
+            self.cache = torch.ones(4)
+        return self.fc(x) * self.cache
+
+
+def test_cached_constants_other_models_and_learning_rates_are_as_before_too() -> None:
+    model, other = Caching(), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *other.parameters()], lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(2):
+        with simgpu.record_step(model, optimizer, gpu="a100"):
+            other(model(torch.randn(2, 4))).sum().backward()
+            optimizer.step()
+            schedule.step()
+        assert model.cache is None and other.weight.grad is None
+        assert optimizer.param_groups[0]["lr"] == 0.01
+    other(model(torch.randn(2, 4))).sum().backward()
+    optimizer.step()

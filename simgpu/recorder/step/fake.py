@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from simgpu.errors import InputError
 from simgpu.recorder.modelled.fake_tensors import FakeTensors
@@ -22,12 +22,16 @@ _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.defa
 
 
 class Stand:
-    """The fake tensors that stand for real ones; each real tensor has one, as long as this exists."""
+    """The fake tensors that stand for real ones; each real tensor has one, as long as this exists.
+
+    on_host: called with the fake tensor of a real one that is on the host.
+    """
 
     def __init__(self, mode: FakeTensors) -> None:
         self._mode = mode
         self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._real: dict[int, torch.Tensor] = {}
+        self.on_host: Callable[[torch.Tensor], None] = lambda _: None
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor for a real one, with its values if it is a small one of integers; a fake tensor itself."""
@@ -35,7 +39,15 @@ class Stand:
             return tensor
         if id(tensor) not in self._pairs:
             self._keep(tensor, self._like(tensor))
+            if tensor.device.type == "cpu":
+                self.on_host(self._pairs[id(tensor)][1])
         return self._pairs[id(tensor)][1]
+
+    def replaced(self, value: Any) -> Any:
+        """The fake parameter for a real one, to which a variable of the loop still refers; other values as they are."""
+        if isinstance(value, nn.Parameter) and id(value) in self._pairs:
+            return self._pairs[id(value)][1]
+        return value
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The real tensor that a fake one stands for; the fake tensor itself if there is none."""
@@ -91,32 +103,58 @@ class RealArguments(TorchDispatchMode):  # type: ignore[misc]
         return tree_map_only(torch.Tensor, self._stand.real, func(*args, **named))
 
 
-class OnCpu(TorchFunctionMode):  # type: ignore[misc]
-    """Creates on the CPU what the step creates on CUDA, because only some builds of PyTorch have CUDA."""
+class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
+    """Runs on the CPU what the loop runs on CUDA, because only some builds of PyTorch have CUDA.
+
+    Real parameters, to which the loop may refer by names of its own, are replaced. to_device, to_host: return a copy of
+    a tensor there.
+    """
+
+    def __init__(
+        self,
+        stand: Stand,
+        to_device: Callable[[torch.Tensor], torch.Tensor],
+        to_host: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._stand = stand
+        self._to_device, self._to_host = to_device, to_host
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        args, named = tree_map(self._stand.replaced, (args, kwargs or {}))
         if func is torch.Tensor.cuda:
-            return args[0]
-        args, named = tree_map(_on_cpu, (args, kwargs or {}))
-        return func(*args, **named)
+            return self._to_device(self._stand.fake(args[0]))
+        if func is torch.Tensor.cpu:
+            return self._to_host(self._stand.fake(args[0]))
+        goes_to_cuda = func is torch.Tensor.to and any(map(_is_cuda, tree_leaves((args[1:], named))))
+        args, named = tree_map(_on_cpu, (args, named))
+        returned = func(*args, **named)
+        return self._to_device(self._stand.fake(returned)) if goes_to_cuda else returned
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return bool(value.type == "cuda")
+    return isinstance(value, str) and value.partition(":")[0] == "cuda"
 
 
 def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.device) and value.type == "cuda":
-        return torch.device("cpu")
-    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+    if not _is_cuda(value):
+        return value
+    return "cpu" if isinstance(value, str) else torch.device("cpu")
 
 
 @contextmanager
 def fake_parts(stand: Stand, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
     """Inside the context, the module and the optimizers have fake tensors; afterwards they are as they were."""
-    own = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
-    groups = [[list(group["params"]) for group in each.param_groups] for each in optimizers]
+    own = [(part, dict(part._parameters), dict(part._buffers), dict(vars(part))) for part in module.modules()]
+    groups = [[dict(group) for group in each.param_groups] for each in optimizers]
+    lists = [[group["params"] for group in each.param_groups] for each in optimizers]
     states = [each.state for each in optimizers]
     try:
-        for part, parameters, buffers in own:
+        for part, parameters, buffers, _ in own:
             for name, parameter in parameters.items():
                 if parameter is not None:
                     setattr(part, name, stand.parameter(parameter))
@@ -127,15 +165,32 @@ def fake_parts(stand: Stand, module: nn.Module, optimizers: Sequence[Optimizer])
             _fake_state(stand, each)
         yield
     finally:
-        for part, parameters, buffers in own:
+        for part, parameters, buffers, attributes in own:
             for name, parameter in parameters.items():
                 if parameter is not None:
                     setattr(part, name, parameter)
+            part._buffers.clear()
             part._buffers.update(buffers)
-        for each, lists, state in zip(optimizers, groups, states, strict=True):
+            _drop_fakes(part, attributes)
+        for each, before, params, state in zip(optimizers, groups, lists, states, strict=True):
             each.state = state
-            for group, params in zip(each.param_groups, lists, strict=True):
-                group["params"] = params
+            for group, values, own_params in zip(each.param_groups, before, params, strict=False):
+                group.clear()
+                group.update(values, params=own_params)
+
+
+def _drop_fakes(part: nn.Module, attributes: dict[str, Any]) -> None:
+    """Gives attributes that hold fake tensors, such as a cached mask, the values that they had before."""
+    for name, value in list(vars(part).items()):
+        if name not in ("_parameters", "_buffers", "_modules") and _has_fakes(value):
+            if name in attributes and not _has_fakes(attributes[name]):
+                part.__dict__[name] = attributes[name]
+            else:
+                del part.__dict__[name]
+
+
+def _has_fakes(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
 
 
 def _buffer(stand: Stand, buffer: torch.Tensor) -> torch.Tensor:

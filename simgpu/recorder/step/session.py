@@ -33,7 +33,7 @@ from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.session import no_garbage_collection
-from simgpu.recorder.step.fake import OnCpu, RealArguments, Stand, fake_parts
+from simgpu.recorder.step.fake import LoopOnCpu, RealArguments, Stand, fake_parts
 from simgpu.recorder.step.last import last_step
 from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
@@ -66,9 +66,9 @@ class _Observation:
         is_fake = hidden is not None
         on_host = step_counts if is_fake or device.type == "cuda" else _nothing_on_host
         host = [count for each in optimizers for count in on_host(each)]
-        self._ledger = Ledger(device, host=host, log=self._log)
+        self.ledger = Ledger(device, host=host, log=self._log)
         self.tracker = LayerTracker(module)
-        self.structure = StepPass(self._ledger, self.tracker, module, on_host, scratch, has_values=not is_fake)
+        self.structure = StepPass(self.ledger, self.tracker, module, on_host, scratch, has_values=not is_fake)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -85,17 +85,17 @@ class _Observation:
 
     def _keep_persistent(self) -> None:
         for tensor, name, kind in moved_tensors(self.module):
-            self._ledger.keep(tensor, kind, name, self.tracker.owner(name))
+            self.ledger.keep(tensor, kind, name, self.tracker.owner(name))
         for name, parameter in self.module.named_parameters():
             if parameter.grad is not None:
-                self._ledger.keep(parameter.grad, BlockKind.WEIGHT_GRADIENT, f"{name}.grad", self.tracker.owner(name))
+                self.ledger.keep(parameter.grad, BlockKind.WEIGHT_GRADIENT, f"{name}.grad", self.tracker.owner(name))
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for each in self._optimizers:
             for parameter, state in each.state.items():
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
                         name = names.get(parameter, "state")
-                        self._ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
+                        self.ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
 
     def _count(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for leaf in tree_leaves((args, kwargs)):
@@ -106,11 +106,11 @@ class _Observation:
     def requests(self, tool: str) -> MemoryRequests:
         """The requests of all that ran."""
         program = MemoryRequests(self.name, tool)
-        self._log.add_requests(program, self._ledger.blocks, self._in_place())
+        self._log.add_requests(program, self.ledger.blocks, self._in_place())
         return program
 
     def _in_place(self) -> dict[int, int]:
-        return sums_in_place(self.structure.kernels, self._ledger.blocks)
+        return sums_in_place(self.structure.kernels, self.ledger.blocks)
 
     def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
         """The kernels and blocks of the last step, and its samples: those of all its micro-batches."""
@@ -120,7 +120,7 @@ class _Observation:
         ends = self.structure.ends
         several = len(self._optimizers) or 1
         begin = ends[-1 - several] if len(ends) > several else 0
-        kernels, blocks = last_step(*fold_sums(self.structure.kernels, self._ledger.blocks), begin)
+        kernels, blocks = last_step(*fold_sums(self.structure.kernels, self.ledger.blocks), begin)
         samples = sum(count for position, count in self.samples if position >= begin)
         return kernels, blocks, samples or 1
 
@@ -183,7 +183,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         stack.enter_context(fake_parts(stand, module, optimizers))
         stack.enter_context(no_garbage_collection())
         for each in optimizers:
-            stack.enter_context(_as_on_gpu(each))
+            step_as_on_gpu(each)  # what is restored with the parameters
             stack.enter_context(mode.watching(each))
         work = None if prices is None else WorkPass(prices)
         hidden = CudaOperators(gpu.architecture, None if gpu.architecture in TF32 else prices)
@@ -191,7 +191,9 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         mode.is_outside_model = lambda: step.tracker.running is None
         if work is not None:
             stack.enter_context(work)
-        with step.running(), OnCpu(), RealArguments(stand):
+        stand.on_host = step.ledger.moved_to_host
+        loop = LoopOnCpu(stand, step.structure.to_device, step.structure.to_host)
+        with step.running(), loop, RealArguments(stand):
             yield recording
         requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}")
         dtype = _dtype(module)
@@ -224,18 +226,6 @@ def _prices(gpu: GpuSpec) -> tuple[Prices | None, InputError | None]:
         return time_model(gpu), None
     except InputError as error:
         return None, error
-
-
-@contextmanager
-def _as_on_gpu(optimizer: Optimizer) -> Iterator[None]:
-    chosen = [group.get("foreach") for group in optimizer.param_groups]
-    step_as_on_gpu(optimizer)
-    try:
-        yield
-    finally:
-        for group, foreach in zip(optimizer.param_groups, chosen, strict=True):
-            if "foreach" in group:
-                group["foreach"] = foreach
 
 
 def _dtype(module: nn.Module) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu.recorder.gradient_sums import mark_meetings
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.watch import LoopPass
+from simgpu.recorder.operators import OperandAccess
 from simgpu.recorder.scratch import ScratchMeter
 from simgpu.trace.model import BlockKind, Phase
 
@@ -83,9 +85,49 @@ class StepPass(LoopPass):
         self.stepped(optimizer)
         self.ends.append(len(self.kernels))
 
+    def _on_device(self, done: OperandAccess) -> OperandAccess:
+        """An operator on host tensors runs on the host. With tensors of the device, it runs there, and so do they.
+
+        Single numbers of the host may be operands on the device, too.
+        """
+        operands = [*done.read, *done.overwritten, *done.changed]
+        on_host = [tensor for tensor in operands if self._ledger.is_on_host(tensor)]
+        if on_host and len(on_host) == len(operands):
+            for _, tensor in done.results:
+                self._ledger.moved_to_host(tensor)
+            return OperandAccess()
+        for tensor in on_host:
+            if tensor.numel() > 1:
+                self._ledger.moved_to_device(tensor)
+        holds = self._ledger.holds_memory
+        return OperandAccess(
+            [tensor for tensor in done.read if holds(tensor)],
+            [tensor for tensor in done.overwritten if holds(tensor)],
+            [tensor for tensor in done.changed if holds(tensor)],
+            [(place, tensor) for place, tensor in done.results if holds(tensor)],
+        )
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device of a tensor on the host; a tensor of the device itself."""
+        if not self._ledger.is_on_host(tensor):
+            return tensor
+        copied = tensor.clone()
+        count = sum(block.kind is BlockKind.INPUT for block in self._ledger.blocks)
+        self._ledger.receive(copied, BlockKind.INPUT, f"input.{count}" if count else "input")
+        return copied
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host."""
+        if self._ledger.is_on_host(tensor):
+            return tensor
+        with _disable_current_modes():
+            copied = tensor.detach().clone()
+        self._ledger.moved_to_host(copied)
+        return copied
+
     def name_inputs(self) -> None:
         """Names the tensors from before the step that the model read first: its inputs."""
-        count = 0
+        count = sum(block.kind is BlockKind.INPUT for block in self._ledger.blocks)
         for block in self._ledger.blocks:
             if block.persistent and not block.name:
                 block.kind = BlockKind.INPUT
