@@ -28,7 +28,7 @@ def predict(
     """
     program = record_requests(model, gpu=gpu, progress=say, **arguments)
     say("placing its allocations")
-    capacity = gpu.memory - (gpu.context_memory or 0)
+    capacity = gpu.allocatable
     report = explain_allocations(program, capacity, (_TRIED,))
     if snapshot is not None:
         with atomic_file(snapshot) as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.analysis.tables import facts_html
+from simgpu.errors import InputError
 from simgpu.explain.regions import MarkedRegion, marked_regions
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.fragmentation import Fragmentation, fragmentation
@@ -19,7 +20,8 @@ from simgpu.memory.caching.replay import replay
 from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.trace.allocations import AllocationTrace, AllocatorAction
-from simgpu.trace.code_lines import where_of
+from simgpu.trace.code_lines import short_line, where_of
+from simgpu.trace.model import Origin
 from simgpu.trace.requests import MemoryRequests
 from simgpu.units import format_bytes
 
@@ -96,7 +98,7 @@ class AllocationReport:
     recording says so. levels: requested, allocated and reserved bytes after each event, one row each. where: the line
     of code of each allocation. trials: the first has the recorded settings. regions: what the program marked, in order,
     the longest of `marked` in all. labels: the allocations at that moment by what the program noted on them, without
-    those that have no note.
+    those that have no note. notes: what limits the report.
     """
 
     trace: AllocationTrace
@@ -122,6 +124,7 @@ class AllocationReport:
     regions: tuple[MarkedRegion, ...] = ()
     marked: int = 0
     labels: tuple[Holder, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def facts(self) -> list[tuple[str, str]]:
         """Peaks, what holds the memory, and whether it fits, as names and texts."""
@@ -134,7 +137,26 @@ class AllocationReport:
         ]
         if held:
             facts.append(("at the peak" if self.failure is None else "when it failed", held))
-        return facts + ([] if self.capacity is None else [("verdict", self._verdict(self.capacity))])
+        facts += [] if self.capacity is None else [("verdict", self._verdict(self.capacity))]
+        if self.failure is not None:
+            facts += [("requested by", self._requested_by(self.failure)), *self._tried()]
+        return facts + [("note" if not number else "", note) for number, note in enumerate(self.notes)]
+
+    def _requested_by(self, failure: Failure) -> str:
+        number = self.trace.events[max(failure.event, 0)].allocation
+        if number is None:
+            return "not recorded"
+        stack = self.trace.allocations[number].stack
+        frames = () if stack is None else self.trace.stacks[stack]
+        if self.trace.origin is Origin.MODELLED and len(frames) > 1:
+            return f"{frames[-1]}, {short_line(str(frames[0]))}"
+        return short_line(self.where[number])
+
+    def _tried(self) -> Iterator[tuple[str, str]]:
+        """The settings of the allocator with which the same requests fit."""
+        fitting = [trial.settings for trial in self.trials[1:] if trial.failed is None]
+        if len(self.trials) > 1:
+            yield "fits with", ", ".join(fitting) or "none of the settings that were tried"
 
     def _verdict(self, capacity: int) -> str:
         if self.failure is None:
@@ -169,10 +191,15 @@ def explain_allocations(
     """Explain a recording of PyTorch's allocator, or what it would do with a program's requests.
 
     capacity: bytes of the device for the allocator; by default what it had when the recording ran out of memory, if it
-    did. tried: settings to try, as in PYTORCH_CUDA_ALLOC_CONF.
+    did, or what the GPU of the requests has. tried: settings to try, as in PYTORCH_CUDA_ALLOC_CONF. Raises `InputError`
+    for a capacity that is no number of bytes.
     """
+    notes: Sequence[str] = ()
     if isinstance(trace, MemoryRequests):
+        notes = trace.notes
         trace = allocation_trace(trace)
+        capacity = trace.capacity if capacity is None else capacity
+    _check(trace, capacity)
     settings = AllocatorSettings.of_snapshot(trace.settings)
     whole = AllocatorReproduction(trace, settings)
     first = whole.allocator.statistics.allocated
@@ -208,10 +235,21 @@ def explain_allocations(
         trials=tuple(_trials(trace, settings, capacity, tried, whole.emptied)),
         levels=levels,
         where=tuple(where),
+        notes=tuple(notes),
         regions=tuple(regions),
         marked=marked,
         labels=tuple(each for each in _holders(blocks, [each.label for each in trace.allocations]) if each.where),
     )
+
+
+def _check(trace: object, capacity: object) -> None:
+    if not isinstance(trace, AllocationTrace):
+        what = f"it is a {type(trace).__name__}"
+        remedy = "give what load_snapshot or record_requests returns, or the requests of a record_step"
+        raise InputError.single("explain_allocations", "trace", what, remedy)
+    if capacity is not None and (type(capacity) is not int or capacity < 1):
+        what = f"{capacity!r} is not a number of bytes"
+        raise InputError.single("explain_allocations", "capacity", what, "give a whole number >= 1, such as 8 * 2**30")
 
 
 def _levels(reproduction: AllocatorReproduction) -> NDArray[np.int64]:

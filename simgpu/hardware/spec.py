@@ -249,6 +249,11 @@ class GpuSpec:
     instant_codecs: bool = False
     context_memory: int | None = None
 
+    @property
+    def allocatable(self) -> int:
+        """Bytes that PyTorch's allocator can have: without `reserved`, and without the CUDA context if it is known."""
+        return self.memory - self.reserved - (self.context_memory or 0)
+
     def is_called(self, device: str) -> bool:
         """Returns whether a recording on `device` was made on this GPU.
 

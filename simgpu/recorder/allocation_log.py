@@ -148,8 +148,9 @@ class AllocationLog:
             hidden, stack = self._own[-1 - number]
             return MemoryRequest(hidden.bytes, stack, str(BlockKind.WORKSPACE), hidden.life is Life.MOMENT)
         block = blocks[number]
-        operator = block.maker.rpartition("::")[2]
-        what = f"{block.kind}, {operator}" if operator else str(block.kind)
+        operator = "" if block.name else block.maker.rpartition("::")[2]
+        kind = block.kind.replace("_", " ")
+        what = f"{kind}, {operator}" if operator else kind
         place = block.name or block.layer or "no layer"
         line = self._lines.get(number)
         stack = (Frame(what, place, 0),) if line is None else (line, Frame(what, place, 0))

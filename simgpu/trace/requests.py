@@ -26,7 +26,8 @@ class MemoryRequests:
     """The requests of a program.
 
     name: of the program. tool: what recorded it. requests: every request, in order. order: one number per event: n
-    requests number n, ~n frees it.
+    requests number n, ~n frees it. capacity: bytes that the GPU has for the allocator, None if not known. notes: what
+    limits its use.
 
     >>> recording = MemoryRequests("example", "hand")
     >>> recording.free(recording.allocate(MemoryRequest(1000)))
@@ -38,6 +39,11 @@ class MemoryRequests:
     tool: str
     requests: list[MemoryRequest] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
+    capacity: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"{len(self.requests)} requests of {self.name}, by {self.tool}"
 
     def allocate(self, request: MemoryRequest) -> int:
         """Add a request; returns its number."""

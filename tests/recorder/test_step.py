@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +330,56 @@ def test_cached_constants_other_models_and_learning_rates_are_as_before_too() ->
         assert optimizer.param_groups[0]["lr"] == 0.01
     other(model(torch.randn(2, 4))).sum().backward()
     optimizer.step()
+
+
+def test_habits_of_scripts_work_without_a_gpu() -> None:
+    model = convolutions()
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        model.to("cuda").cuda()
+        torch.cuda.synchronize()
+        step(model, optimizer)
+        loss = cross_entropy(model(X), Y)
+        assert f"{loss:.3f}" == "1.000"
+    assert recording.requests.notes == [
+        "the optimizer's state is allocated in the first step: record two for the peak of later ones"
+    ]
+    assert "record two for the peak" in repr(simgpu.explain_allocations(recording.requests))
+    with pytest.raises(InputError, match="convert it before the with block"), simgpu.record_step(model, gpu="a100"):
+        model.half()
+
+
+def test_the_report_knows_the_gpu_and_names_what_did_not_fit() -> None:
+    model = nn.Sequential(nn.Linear(64, 2**20, bias=False), nn.ReLU())
+    gpu = replace(simgpu.load_node("a100").gpu, memory=2**30, context_memory=None)
+    with simgpu.record_step(model, gpu=gpu) as recording:
+        model(torch.randn(256, 64)).sum().backward()
+    report = simgpu.explain_allocations(recording.requests)
+    facts = dict(report.facts())
+    assert facts["verdict"].startswith("out of memory in 1 GiB: 1 GiB requested")
+    assert facts["requested by"].startswith("0 activation, mm, recorder/test_step.py:")
+    assert facts["fits with"] == "none of the settings that were tried"
+
+
+@pytest.mark.parametrize("capacity", ["8 GiB", 0, -1])
+def test_a_capacity_that_is_no_number_of_bytes_is_refused(capacity: Any) -> None:
+    model = nn.Linear(2, 2)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(InputError, match="is not a number of bytes"):
+        simgpu.explain_allocations(recording.requests, capacity=capacity)
+
+
+def test_a_recording_is_no_trace_of_allocations() -> None:
+    model = nn.Linear(2, 2)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(InputError, match="or the requests of a record_step"):
+        simgpu.explain_allocations(recording)  # type: ignore[arg-type]
+
+
+def test_a_step_inside_a_step_is_refused() -> None:
+    model = convolutions()
+    inner = simgpu.record_step(model, gpu="a100")
+    with pytest.raises(InputError, match="end the outer with block"), simgpu.record_step(model, gpu="a100"), inner:
+        pass

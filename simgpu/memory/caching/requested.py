@@ -47,6 +47,7 @@ def allocation_trace(program: MemoryRequests, settings: AllocatorSettings | None
         after=tuple(_segments(recording.allocator)),
         stacks=tuple(recording.stacks),
         settings=described_settings(recording.allocator.settings),
+        capacity=program.capacity,
         origin=Origin.MODELLED,
     )
 

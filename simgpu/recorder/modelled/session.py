@@ -112,7 +112,8 @@ class ModelledSession:
 
     def requests(self, loop: TrainingLoop) -> MemoryRequests:
         """Runs a training loop on fake tensors and returns its requests for memory."""
-        program = MemoryRequests(self.name, f"{tool_name()} (fake tensors) for {self.gpu.name}")
+        tool = f"{tool_name()} (fake tensors) for {self.gpu.name}"
+        program = MemoryRequests(self.name, tool, capacity=self.gpu.allocatable)
         with ExitStack() as stack:
             mode, workload, _ = self._prepared(stack)
             self.progress(f"running {loop.iterations} iterations of {self.name} without a device")

@@ -30,7 +30,7 @@ def record_step(
                 optimizer.zero_grad()
                 model(**batch).loss.backward()
                 optimizer.step()
-        simgpu.explain_allocations(recording.requests, capacity=80 * 2**30).reserved
+        simgpu.explain_allocations(recording.requests).reserved
 
     Autocast, gradient accumulation, clipping, several optimizers and nested inputs are recorded as they run. Operators
     have the path of their module, and the line that runs them.
@@ -42,7 +42,8 @@ def record_step(
         ``cuda`` although there is none. Model and optimizer are as before when the context ends, also if it fails.
 
     Without `gpu`, the step runs, and its operators have the durations of this one run. With `gpu`, run two steps in the
-    context: the optimizer's state exists from the first on. Numbers that the loop reads (``loss.item()``) are one then.
+    context: the optimizer's state exists from the first on. Then tensors from before the context are on the host until
+    they are moved or used; create a gradient scaler inside; and numbers that the loop reads (``loss.item()``) are one.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` as `simgpu.record` does.
     """

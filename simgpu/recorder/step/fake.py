@@ -74,8 +74,9 @@ class Stand:
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad and tensor.is_leaf:
-            what = f"a parameter of shape {tuple(tensor.shape)} belongs neither to the model nor to the optimizer"
-            remedy = "give record_step the module that contains it"
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor that requires gradients"
+            what = f"a {kind} of shape {tuple(tensor.shape)} belongs neither to the model nor to the optimizer"
+            remedy = "give record_step a module that contains it, such as nn.ModuleList([model, other])"
             raise InputError.single("record_step", "model", what, remedy)
         if tensor.device.type != "cpu":
             return self.parameter(tensor)

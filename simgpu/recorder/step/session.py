@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import active_fake_mode
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +35,7 @@ from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.session import no_garbage_collection
 from simgpu.recorder.step.fake import LoopOnCpu, RealArguments, Stand, fake_parts
+from simgpu.recorder.step.habits import habits_of_scripts
 from simgpu.recorder.step.last import last_step
 from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
@@ -62,6 +64,7 @@ class _Observation:
         self.module = module
         self.samples: list[tuple[int, int]] = []
         self._optimizers = optimizers
+        self._had_state = any(each.state for each in optimizers)
         self._log = AllocationLog(hidden)
         is_fake = hidden is not None
         on_host = step_counts if is_fake or device.type == "cuda" else _nothing_on_host
@@ -103,11 +106,20 @@ class _Observation:
                 self.samples.append((len(self.structure.kernels), int(leaf.shape[0])))
                 return
 
-    def requests(self, tool: str) -> MemoryRequests:
-        """The requests of all that ran."""
-        program = MemoryRequests(self.name, tool)
+    def requests(self, tool: str, capacity: int | None = None) -> MemoryRequests:
+        """The requests of all that ran. capacity: bytes for the allocator, if known."""
+        program = MemoryRequests(self.name, tool, capacity=capacity, notes=list(self._notes()))
         self._log.add_requests(program, self.ledger.blocks, self._in_place())
         return program
+
+    def _notes(self) -> Iterator[str]:
+        """What the requests do not show."""
+        weights = set(self.module.parameters())
+        for each in self._optimizers:
+            if weights.isdisjoint(parameter for group in each.param_groups for parameter in group["params"]):
+                yield f"{type(each).__name__} has no parameter of the model"
+        if self._optimizers and not self._had_state and len(self.structure.ends) <= len(self._optimizers):
+            yield "the optimizer's state is allocated in the first step: record two for the peak of later ones"
 
     def _in_place(self) -> dict[int, int]:
         return sums_in_place(self.structure.kernels, self.ledger.blocks)
@@ -169,6 +181,9 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
     """Records a step that computes nothing, as it would run on a GPU; see `record_step`."""
     name = type(module).__name__
     check_module(name, module)
+    if active_fake_mode() is not None:
+        what = "it runs inside another context without a device"
+        raise InputError.single("record_step", "context", what, "end the outer with block first")
     recording = StepRecording()
     prices, missing = _prices(gpu)
     with ExitStack() as stack:
@@ -181,6 +196,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         stand = Stand(mode)
         stack.enter_context(gpu_forms(gpu.architecture))
         stack.enter_context(fake_parts(stand, module, optimizers))
+        stack.enter_context(habits_of_scripts())
         stack.enter_context(no_garbage_collection())
         for each in optimizers:
             step_as_on_gpu(each)  # what is restored with the parameters
@@ -195,7 +211,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         loop = LoopOnCpu(stand, step.structure.to_device, step.structure.to_host)
         with step.running(), loop, RealArguments(stand):
             yield recording
-        requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}")
+        requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}", gpu.allocatable)
         dtype = _dtype(module)
     if prices is None or work is None:
         assert missing is not None

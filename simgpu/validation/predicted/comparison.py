@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from simgpu.errors import MissingExtraError
 from simgpu.memory.caching.replay import replay
 from simgpu.memory.caching.requested import allocation_trace
 from simgpu.memory.caching.settings import AllocatorSettings
@@ -51,6 +53,8 @@ class EstimatorSummary:
 
 def predict_peak(run: MeasuredPeak, progress: Callable[[str], None] = lambda _: None) -> PredictedPeak:
     """Predicts a run: its peak of reserved bytes with the memory that the allocator had."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("predicting the measured runs", "torch", "record")
     from simgpu.validation.predicted.networks import NETWORKS, OPTIMIZERS
 
     program = record_requests(
