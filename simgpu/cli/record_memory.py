@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from simgpu.explain.allocations import AllocationReport, explain_allocations
+from simgpu.explain.allocations import explain_allocations
 from simgpu.hardware.spec import GpuSpec
 from simgpu.io.atomic import atomic_file
 from simgpu.memory.caching.requested import snapshot_document
 from simgpu.memory.caching.settings import PYTORCH_VERSIONS
 from simgpu.recorder.requests import DEFAULT_ITERATIONS, record_requests
 from simgpu.units import format_bytes
-
-#: The allocator's setting that is tried where memory runs out.
-_TRIED = "expandable_segments:True"
 
 
 def predict(
@@ -29,7 +26,7 @@ def predict(
     program = record_requests(model, gpu=gpu, progress=say, **arguments)
     say("placing its allocations")
     capacity = gpu.allocatable
-    report = explain_allocations(program, capacity, (_TRIED,))
+    report = explain_allocations(program, capacity)
     if snapshot is not None:
         with atomic_file(snapshot) as file:
             file.write_bytes(pickle.dumps(snapshot_document(program, capacity), protocol=4))
@@ -39,26 +36,11 @@ def predict(
     context = "not known, counted as 0" if gpu.context_memory is None else format_bytes(gpu.context_memory)
     facts = [("memory", f"predicted for {gpu.name}: {what}"), *report.facts()[1:]]
     facts.append(("CUDA context", f"{context}, not in the capacity" if gpu.context_memory else context))
-    if report.failure is not None:
-        batch = arguments["batch"]
-        facts += _remedies(report, batch, lambda: _half(model, gpu, capacity, batch, say, arguments))
-    return facts
-
-
-def _half(
-    model: str, gpu: GpuSpec, capacity: int, batch: int, say: Callable[[str], None], arguments: dict[str, Any]
-) -> AllocationReport:
-    say(f"trying batch {batch // 2}")
-    smaller = record_requests(model, gpu=gpu, progress=say, **(arguments | {"batch": batch // 2}))
-    return explain_allocations(smaller, capacity, ())
-
-
-def _remedies(report: AllocationReport, batch: int, half: Callable[[], AllocationReport]) -> Iterator[tuple[str, str]]:
-    """What was tried, and whether it fits."""
-    trial = next(trial for trial in report.trials if trial.settings == _TRIED)
-    verdict = "fits" if trial.failed is None else "out of memory"
-    yield "tried", f"{_TRIED}: {verdict}, peak reserved {format_bytes(trial.reserved)} without a limit"
-    if batch > 1:
-        smaller = half()
+    batch = arguments["batch"] // 2
+    if report.failure is not None and batch:
+        say(f"trying batch {batch}")
+        smaller = explain_allocations(record_requests(model, gpu=gpu, progress=say, **(arguments | {"batch": batch})))
         verdict = "fits" if smaller.failure is None else "out of memory"
-        yield "", f"batch {batch // 2}: {verdict}, peak reserved {format_bytes(smaller.reserved)} without a limit"
+        peak = format_bytes(smaller.reserved)
+        facts.append((f"batch {batch}", f"{verdict}; peak reserved {peak} without a limit"))
+    return facts
