@@ -130,6 +130,8 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         node = torch._C._current_autograd_node()
         if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None:
             return False
+        if torch.is_grad_enabled():  # backward creates a graph, in which the gradients must stay as they are
+            return False
         if len(operands) != 2 or not fits_in_first(operands):
             return False
         return may_sum(node, is_own_result=self._scopes.get(reads[0]) == node._sequence_nr())

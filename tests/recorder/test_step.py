@@ -341,9 +341,9 @@ def test_habits_of_scripts_work_without_a_gpu() -> None:
         step(model, optimizer)
         loss = cross_entropy(model(X), Y)
         assert f"{loss:.3f}" == "1.000"
-    assert recording.requests.notes == [
-        "the optimizer's state is allocated in the first step: record two for the peak of later ones"
-    ]
+    first, assumed = recording.requests.notes
+    assert first == "the optimizer's state is allocated in the first step: record two for the peak of later ones"
+    assert "they are taken to be one" in assumed
     assert "record two for the peak" in repr(simgpu.explain_allocations(recording.requests))
     with pytest.raises(InputError, match="convert it before the with block"), simgpu.record_step(model, gpu="a100"):
         model.half()
@@ -383,3 +383,69 @@ def test_a_step_inside_a_step_is_refused() -> None:
     inner = simgpu.record_step(model, gpu="a100")
     with pytest.raises(InputError, match="end the outer with block"), simgpu.record_step(model, gpu="a100"), inner:
         pass
+
+
+class Listing(nn.Module):
+    """Keeps what it computes in a list, like a model that collects losses of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.seen = nn.Linear(4, 4), [1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.fc(x)
+        self.seen.append(result.detach())
+        return result
+
+
+def test_a_list_of_the_model_has_its_content_again() -> None:
+    model = Listing()
+    seen = model.seen
+    with simgpu.record_step(model, gpu="a100"):
+        model(torch.ones(1, 4)).sum().backward()
+    assert model.seen is seen and seen == [1]
+
+
+def test_averages_of_the_weights_are_updated() -> None:
+    model = convolutions()
+    average = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        step(model, optimizer)
+        with torch.no_grad():
+            for mean, parameter in zip(average, model.parameters(), strict=True):
+                mean.mul_(0.9).add_(parameter, alpha=0.1)
+    assert check_trace(recording.trace) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
+def test_counts_of_steps_that_exist_are_known(kind: Any) -> None:
+    model = convolutions()
+    optimizer = kind(model.parameters())
+    step(model, optimizer)
+    with simgpu.record_step(model, optimizer, gpu="a100"):
+        step(model, optimizer)
+
+
+def test_hooks_of_parameters_and_optimizers_that_search_are_refused() -> None:
+    model = convolutions()
+    with (
+        pytest.raises(InputError, match="decides by values"),
+        simgpu.record_step(model, torch.optim.LBFGS(model.parameters()), gpu="a100"),
+    ):
+        pass
+    model[0].weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(InputError, match="has a hook"), simgpu.record_step(model, gpu="a100"):
+        pass
+
+
+def test_gradients_that_are_part_of_a_graph_are_not_summed_in_place() -> None:
+    def sums(create_graph: bool) -> int:
+        model = nn.Linear(64, 64, bias=False)
+        x = torch.randn(8, 64, requires_grad=False)
+        with simgpu.record_step(model, gpu="a100") as recording:
+            hidden = model(x)
+            torch.autograd.grad((hidden.sin() + hidden.cos()).sum(), model.weight, create_graph=create_graph)
+        return sum(kernel.op == "aten::add_" for kernel in recording.trace.kernels)
+
+    assert (sums(create_graph=False), sums(create_graph=True)) == (1, 0)

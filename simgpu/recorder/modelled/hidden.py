@@ -9,12 +9,15 @@
   in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
 - Matrix products. PyTorch gives cuBLAS a workspace for each thread that calls it, and never frees it: 8,519,680 bytes,
   32 MiB on Hopper (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of its own.
+- Fused attention sums the gradient of the queries in float32 in backward, and the products of gradient and result by
+  row (``flash_api.cpp``; ``attention_backward.cu`` and ``kernel_backward.h``, whose blocks are taken as 64 x 64).
 - Layer normalization copies operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -30,6 +33,10 @@ _HALF = TF32 | {"volta", "turing"}
 #: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.
 _ALIGNMENT = 16
 _PRODUCTS = frozenset(name for name in PRODUCTS if not name.startswith(("convolution", "_scaled_dot_product")))
+_FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
+_ATTENTION_BACKWARD = (_FLASH_BACKWARD, "_scaled_dot_product_efficient_attention_backward")
+#: Rows and columns of a block of memory-efficient attention's sums.
+_BLOCK = 64
 _WORKSPACE, _WORKSPACE_ON_HOPPER = 8_519_680, 32 * 2**20
 
 
@@ -62,6 +69,9 @@ class CudaOperators:
             bytes_ = self._convolution(x, weight, gradient, given["groups"], func, args, kwargs, returned)
             wanted = [place + 1 for place in range(2) if given["output_mask"][place]]
             return tuple(Hidden(bytes_, place, Life.MOMENT, "cuDNN") for place in wanted) if bytes_ else ()
+        if name in _ATTENTION_BACKWARD:
+            given = arguments(func, args, kwargs)
+            return _attention_backward(name, given["query"], given["key"], given["out"])
         if name in ("native_layer_norm", "native_layer_norm_backward"):
             given = arguments(func, args, kwargs)
             operands = [given["input"]] + ([given["grad_out"]] if "grad_out" in given else [])
@@ -95,11 +105,39 @@ class CudaOperators:
 
     def _on_tensor_cores(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         if x.dtype is torch.float32:
-            allowed = torch.backends.cudnn.allow_tf32 and self._architecture in TF32
+            allowed = _allows_tf32() and self._architecture in TF32
         else:
             allowed = x.dtype in (torch.float16, torch.bfloat16) and self._architecture in _HALF
         step = _ALIGNMENT // x.element_size()
         return bool(allowed and weight.shape[1] % step == 0 and weight.shape[0] % step == 0)
+
+
+def _attention_backward(name: str, query: torch.Tensor, key: torch.Tensor, out: torch.Tensor) -> Sequence[Hidden]:
+    """Memory of fused attention's backward, after the three gradients."""
+    batch, heads, tokens, width = query.shape
+    rows = batch * heads
+    if name == _FLASH_BACKWARD:
+        padded = ceil(tokens / 128) * 128
+        sums = Hidden(4 * rows * padded, 3, Life.OPERATOR, "row sums")
+        query_sums = Hidden(4 * rows * padded * ceil(width / 32) * 32, 3, Life.OPERATOR, "gradient of queries")
+        if key.shape[1] == heads:
+            return sums, query_sums
+        expanded = batch * key.shape[2] * heads * width * query.element_size()
+        return (sums, query_sums, *[Hidden(expanded, 3, Life.OPERATOR, "gradient of each head")] * 2)
+    blocks = rows * ceil(tokens / _BLOCK) * ceil(width / _BLOCK)
+    workspace = Hidden(blocks * (16 + 4 * _BLOCK * _BLOCK), 3, Life.OPERATOR, "gradient of queries")
+    sums = Hidden(4 * rows * tokens, 3, Life.OPERATOR, "row sums")
+    if query.dtype is not torch.float32:
+        return sums, workspace
+    return Hidden(4 * out.numel(), 3, Life.MOMENT, "gradient times result"), sums, workspace
+
+
+def _allows_tf32() -> bool:
+    """Whether float32 convolutions may be computed as TF32; recent versions of PyTorch have a precision instead."""
+    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
+    if precision in ("ieee", "tf32"):
+        return bool(precision == "tf32")
+    return bool(torch.backends.cudnn.allow_tf32)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

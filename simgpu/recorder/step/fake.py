@@ -56,6 +56,9 @@ class Stand:
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake parameter or buffer for a real one, with its gradient, if any."""
         if id(tensor) not in self._pairs:
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                what = f"a parameter of shape {tuple(tensor.shape)} has a hook, which would not run"
+                raise InputError.single("record_step", "model", what, "remove it, or leave out gpu")
             fake = self.without_values(tensor)
             if isinstance(tensor, nn.Parameter):
                 with self._mode:
@@ -65,6 +68,11 @@ class Stand:
             self._keep(tensor, fake)
         return self._pairs[id(tensor)][1]
 
+    def state(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor for one of an optimizer's state; a single number, such as a count of steps, keeps its value."""
+        fake = self.without_values(tensor)
+        return self._mode.known.copied(tensor, fake) if not tensor.dim() and tensor.device.type == "cpu" else fake
+
     def without_values(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor like a real one, which may be on any device, ``meta`` too; nothing keeps it alive."""
         with self._mode:
@@ -73,6 +81,8 @@ class Stand:
         return fake
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad and not torch.is_grad_enabled():
+            return self.without_values(tensor)  # an average of weights, or a teacher
         if tensor.requires_grad and tensor.is_leaf:
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "tensor that requires gradients"
             what = f"a {kind} of shape {tuple(tensor.shape)} belongs neither to the model nor to the optimizer"
@@ -125,6 +135,8 @@ class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, named = tree_map(self._stand.replaced, (args, kwargs or {}))
+        if func is torch.device and any(map(_is_cuda, args)):
+            return torch.device("cpu")
         if func is torch.Tensor.cuda:
             return self._to_device(self._stand.fake(args[0]))
         if func is torch.Tensor.cpu:
@@ -150,7 +162,7 @@ def _on_cpu(value: Any) -> Any:
 @contextmanager
 def fake_parts(stand: Stand, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
     """Inside the context, the module and the optimizers have fake tensors; afterwards they are as they were."""
-    own = [(part, dict(part._parameters), dict(part._buffers), dict(vars(part))) for part in module.modules()]
+    own = [(part, dict(part._parameters), dict(part._buffers), _attributes(part)) for part in module.modules()]
     groups = [[dict(group) for group in each.param_groups] for each in optimizers]
     lists = [[group["params"] for group in each.param_groups] for each in optimizers]
     states = [each.state for each in optimizers]
@@ -180,14 +192,30 @@ def fake_parts(stand: Stand, module: nn.Module, optimizers: Sequence[Optimizer])
                 group.update(values, params=own_params)
 
 
-def _drop_fakes(part: nn.Module, attributes: dict[str, Any]) -> None:
+def _attributes(part: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """The module's own attributes, each with a copy of its content if it is a list or dictionary."""
+    return {
+        name: (value, value.copy() if isinstance(value, list | dict) else None)
+        for name, value in vars(part).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+
+
+def _drop_fakes(part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
     """Gives attributes that hold fake tensors, such as a cached mask, the values that they had before."""
     for name, value in list(vars(part).items()):
-        if name not in ("_parameters", "_buffers", "_modules") and _has_fakes(value):
-            if name in attributes and not _has_fakes(attributes[name]):
-                part.__dict__[name] = attributes[name]
-            else:
-                del part.__dict__[name]
+        if name in ("_parameters", "_buffers", "_modules") or not _has_fakes(value):
+            continue
+        if name not in attributes:
+            del part.__dict__[name]
+            continue
+        before, content = attributes[name]
+        if isinstance(before, list):
+            before[:] = content
+        elif isinstance(before, dict):
+            before.clear()
+            before.update(content)
+        part.__dict__[name] = before
 
 
 def _has_fakes(value: Any) -> bool:
@@ -202,7 +230,7 @@ def _buffer(stand: Stand, buffer: torch.Tensor) -> torch.Tensor:
 def _fake_state(stand: Stand, optimizer: Optimizer) -> None:
     state: defaultdict[Any, Any] = defaultdict(dict)
     for parameter, values in optimizer.state.items():
-        state[stand.parameter(parameter)] = tree_map_only(torch.Tensor, stand.without_values, values)
+        state[stand.parameter(parameter)] = tree_map_only(torch.Tensor, stand.state, values)
     for group in optimizer.param_groups:
         group["params"] = [stand.parameter(parameter) for parameter in group["params"]]
     optimizer.state = state

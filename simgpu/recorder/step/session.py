@@ -184,6 +184,9 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
     if active_fake_mode() is not None:
         what = "it runs inside another context without a device"
         raise InputError.single("record_step", "context", what, "end the outer with block first")
+    if any(type(each).__name__ == "LBFGS" for each in optimizers):
+        what, remedy = "LBFGS decides by values how often it runs the model", "record it on a device, without gpu"
+        raise InputError.single("record_step", "optimizer", what, remedy)
     recording = StepRecording()
     prices, missing = _prices(gpu)
     with ExitStack() as stack:
@@ -212,6 +215,8 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         with step.running(), loop, RealArguments(stand):
             yield recording
         requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}", gpu.allocatable)
+        if assumed := assumed_values(mode).strip():
+            requests.notes.append(assumed)
         dtype = _dtype(module)
     if prices is None or work is None:
         assert missing is not None

@@ -68,7 +68,7 @@ class StepPass(LoopPass):
         if not self._depth:
             self.backward_runs += 1
             self.begin(Phase.BACKWARD)
-            mark_meetings(*(root.grad_fn for root in roots if root.grad_fn is not None))
+        mark_meetings(*(root.grad_fn for root in roots if root.grad_fn is not None))
         self._depth += 1
         try:
             yield
