@@ -16,19 +16,27 @@ from torch import nn, optim
 from simgpu.errors import MissingExtraError
 
 _SIDE, _CLASSES, _TOKENS = 86, 10, 128
+#: Declarations live as long as their library.
+_LIBRARIES: list[Any] = []
 
 
 def torchvision_models() -> Any:
-    """The module `torchvision.models`. Declares the two operators that it looks for when it is imported."""
+    """The module `torchvision.models`."""
     if importlib.util.find_spec("torchvision") is None:
         raise MissingExtraError("predicting the measured runs", "torchvision", "predict")
+    _declare_operators()
+    import torchvision
+
+    return torchvision.models
+
+
+def _declare_operators() -> None:
+    """Declares the two operators that torchvision looks for when it is imported; transformers imports it, too."""
     if not hasattr(torch.ops.torchvision, "nms"):
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision
-
-    return torchvision.models
+        _LIBRARIES.append(library)
 
 
 def _vision(create: Callable[[Any], nn.Module]) -> Callable[..., Any]:
@@ -52,6 +60,7 @@ def _language(model: str, config: str, attention: str, **sizes: Any) -> Callable
     def factory(batch: int) -> tuple[Any, ...]:
         if importlib.util.find_spec("transformers") is None:
             raise MissingExtraError("predicting the measured runs", "transformers", "predict")
+        _declare_operators()
         import transformers
 
         configured = getattr(transformers, config)(**sizes)
