@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -100,7 +101,8 @@ def what_helps(
     trials = _Trials(trace, node, chosen, config, progress)
     first = trials.of("as it is", trace, chosen, config)
     if first.note:
-        simulate(trace, node, chosen, config)  # raises the reason
+        with suppress(OutOfMemoryError):  # of the host, or without a plan: its peak is not known
+            simulate(trace, node, chosen, config)  # raises any other reason
     return Remedies((first, *trials.allocators(), *trials.batches(), *trials.recomputing()))
 
 
