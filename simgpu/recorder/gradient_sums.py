@@ -7,11 +7,15 @@ else references that memory. While operators are intercepted, it creates a third
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
+import torch
+
+from simgpu.recorder.autocast import replaced
 from simgpu.recorder.notes import BlockNote, KernelNote
 
 _KEY = "simgpu.meeting"
@@ -23,6 +27,19 @@ class _Meeting(IntEnum):
     NONE = 0
     OTHERS = 1
     OWN = 2
+
+
+@contextmanager
+def meetings_marked() -> Iterator[None]:
+    """Inside the context, every run of autograd marks its meetings, also one inside another (checkpointing)."""
+    own = torch.autograd._engine_run_backward
+
+    def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        mark_meetings(*(output.grad_fn for output in outputs if output.grad_fn is not None))
+        return own(outputs, *args, **kwargs)
+
+    with replaced(torch.autograd, "_engine_run_backward", run):
+        yield
 
 
 def mark_meetings(*roots: Any) -> None:

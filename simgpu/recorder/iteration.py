@@ -19,9 +19,6 @@ class Watcher(Protocol):
     def begin(self, phase: Phase) -> None:
         """Called at the start of each phase."""
 
-    def differentiate(self, root: Any) -> None:
-        """Called before backward runs from this autograd node."""
-
     def finish(self) -> None:
         """Called at the end, while the loss (and the output, if the loop holds it) is still referenced."""
 
@@ -30,9 +27,6 @@ class NoWatcher:
     """Ignores all notifications: for warm-up iterations, and for those observed by other means."""
 
     def begin(self, phase: Phase) -> None:
-        """Nothing to do."""
-
-    def differentiate(self, root: Any) -> None:
         """Nothing to do."""
 
     def finish(self) -> None:
@@ -56,7 +50,6 @@ def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tens
     output, loss = run_forward(workload, watcher)
     root = loss if workload.scaler is None else workload.scaler.scale(loss)
     watcher.begin(Phase.BACKWARD)
-    watcher.differentiate(root.grad_fn)
     root.backward()
     return output, loss
 

@@ -59,6 +59,11 @@ class LayerTracker:
         is_accumulation = node.name().endswith("AccumulateGrad")
         return None if place < 0 or is_accumulation else self._layers[place]
 
+    @property
+    def is_outermost(self) -> bool:
+        """Whether the running forward was called from outside the model."""
+        return len(self._running) == 1
+
     def owner(self, name: str) -> str:
         """Returns the layer of the parameter or buffer with this dotted name."""
         return name.rpartition(".")[0] or type(self._module).__name__

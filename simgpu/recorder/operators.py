@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,15 @@ class OperandAccess:
     overwritten: list[torch.Tensor] = field(default_factory=list)
     changed: list[torch.Tensor] = field(default_factory=list)
     results: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+
+    def of(self, kept: Callable[[torch.Tensor], bool]) -> OperandAccess:
+        """Returns the same access, of some of the tensors."""
+        return OperandAccess(
+            [tensor for tensor in self.read if kept(tensor)],
+            [tensor for tensor in self.overwritten if kept(tensor)],
+            [tensor for tensor in self.changed if kept(tensor)],
+            [(place, tensor) for place, tensor in self.results if kept(tensor)],
+        )
 
 
 def operator_name(func: Any) -> str:

@@ -7,6 +7,7 @@ import sysconfig
 from functools import lru_cache
 from os import sep
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -31,13 +32,13 @@ _LIBRARY = sysconfig.get_paths()["stdlib"] + sep
 
 def source_line() -> Frame | None:
     """The line that runs; None while autograd runs backward by itself, and in simgpu's own models."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in _CALLERS:
         if not _is_skipped(frame.f_code.co_filename):
             file = frame.f_code.co_filename
             # Jupyter runs a cell as a temporary file, whose name says nothing and differs from run to run.
             return Frame(frame.f_code.co_name, "notebook.py" if _CELL in file else file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from simgpu.recorder.contents import Values
-from simgpu.recorder.gradient_sums import fits_in_first, mark_meetings, may_sum
+from simgpu.recorder.gradient_sums import fits_in_first, may_sum, meetings_marked
 from simgpu.recorder.layers import LOSS, LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import KernelNote
@@ -68,9 +68,15 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         if phase is Phase.OPTIMIZER:
             self._name_weight_gradients()
 
-    def differentiate(self, root: Any) -> None:
-        """Called before backward runs from this autograd node."""
-        mark_meetings(root)
+    def __enter__(self) -> StructurePass:
+        self._marking = meetings_marked()
+        self._marking.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._marking.__exit__(*error)
 
     def finish(self) -> None:
         """Called at the end of the iteration."""
@@ -140,13 +146,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         tensors = [*done.read, *done.overwritten, *done.changed]
         if any(self._ledger.is_on_host(tensor) for tensor in tensors):
             return OperandAccess()  # a single value used with host tensors is on the host too
-        holds = self._ledger.holds_memory
-        return OperandAccess(
-            [tensor for tensor in done.read if holds(tensor)],
-            [tensor for tensor in done.overwritten if holds(tensor)],
-            [tensor for tensor in done.changed if holds(tensor)],
-            [(place, tensor) for place, tensor in done.results if holds(tensor)],
-        )
+        return done.of(self._ledger.holds_memory)
 
     def _is_view(self, done: OperandAccess) -> bool:
         if done.overwritten or done.changed or not done.results:

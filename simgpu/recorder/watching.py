@@ -11,6 +11,7 @@ from simgpu.recorder.contents import Values
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
+from simgpu.recorder.state import state_tensors
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import BlockKind
@@ -50,8 +51,5 @@ def enter_persistent(
         ledger.keep(parameter, BlockKind.WEIGHT, name, tracker.owner(name))
     for name, buffer in workload.module.named_buffers():
         ledger.keep(buffer, BlockKind.OTHER, name, tracker.owner(name))
-    for parameter, state in optimizer.state.items():
-        name = names.get(parameter, "state")
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", tracker.owner(name))
+    for name, key, value in state_tensors(optimizer, names):
+        ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", tracker.owner(name))

@@ -116,7 +116,11 @@ def test_several_gpus_have_a_snapshot_and_address_ranges_each(tmp_path: Path) ->
     write_memory_snapshot(result, tmp_path / "run.pickle")
     for gpu in range(2):
         snapshot = load_snapshot(tmp_path / "run.pickle", gpu)
-        reserved = max(curve.reserved.max() for curve in result.timeline.memories if curve.gpu == gpu)  # type: ignore[union-attr]
+        reserved = max(
+            curve.reserved.max()
+            for curve in result.timeline.memories
+            if curve.gpu == gpu and curve.reserved is not None
+        )
         assert reproduce(snapshot).allocator.statistics.reserved_peak == reserved
         assert sum(each.size for each in snapshot.after) == sum(
             each.bytes for each in address_ranges(result) if each.gpu == gpu and not each.block

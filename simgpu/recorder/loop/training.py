@@ -67,7 +67,6 @@ def run_loop(
             optimizer.zero_grad(set_to_none=True)
         root = loss if workload.scaler is None else workload.scaler.scale(loss)
         watcher.begin(Phase.BACKWARD)
-        watcher.differentiate(root.grad_fn)
         root.backward()
         del root
         watcher.begin(Phase.OPTIMIZER)

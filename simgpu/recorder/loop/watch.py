@@ -16,6 +16,7 @@ from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.training import TrainingLoop, run_loop
 from simgpu.recorder.scratch import NoScratch, ScratchMeter
+from simgpu.recorder.state import state_tensors
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import BlockKind, Phase
@@ -57,11 +58,11 @@ class LoopPass(StructurePass):
         """Names the optimizer's state."""
         for tensor in self._state_on_host(optimizer):
             self._ledger.moved_to_host(tensor)
-        for parameter, state in optimizer.state.items():
-            name = self._named.get(parameter, "state")
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self._rename(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}")
+        for name, key, value in state_tensors(optimizer, self._named):
+            number = self._ledger.find(value)
+            if number is not None and not self._ledger.blocks[number].persistent:
+                block = self._ledger.blocks[number]
+                block.kind, block.name = BlockKind.OPTIMIZER_STATE, f"{name}.{key}"
 
     def _lifted(self, tensor: torch.Tensor) -> None:
         """A number that an optimizer creates, such as its count of steps, stays on the host."""
@@ -69,11 +70,6 @@ class LoopPass(StructurePass):
             self._ledger.moved_to_host(tensor)
         else:
             super()._lifted(tensor)
-
-    def _rename(self, tensor: torch.Tensor, kind: BlockKind, name: str) -> None:
-        number = self._ledger.find(tensor)
-        if number is not None and not self._ledger.blocks[number].persistent:
-            self._ledger.blocks[number].kind, self._ledger.blocks[number].name = kind, name
 
 
 def watch_loop(
@@ -83,8 +79,8 @@ def watch_loop(
     hidden: HiddenMemory,
     on_host: Callable[[torch.optim.Optimizer], list[torch.Tensor]],
     program: MemoryRequests,
-) -> torch.optim.Optimizer:
-    """Runs a loop, adds its requests to `program`, from ``model.to(device)`` on, and returns its optimizer.
+) -> None:
+    """Runs a loop, and adds its requests to `program`, from ``model.to(device)`` on.
 
     hidden: the memory that operators allocate for themselves. on_host: returns the optimizer state on the host.
     """
@@ -100,7 +96,6 @@ def watch_loop(
             structure.stepped(optimizer)
             run_loop(workload, optimizer, loop, structure, partial(_step, workload, optimizer))
     log.add_requests(program, ledger.blocks, sums_in_place(structure.kernels, ledger.blocks))
-    return optimizer
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:

@@ -43,8 +43,8 @@ _WORKSPACE, _WORKSPACE_ON_HOPPER = 8_519_680, 32 * 2**20
 class CudaOperators:
     """Returns the hidden memory of each call, on a GPU of this architecture.
 
-    prices: of convolutions without tensor cores; None where no time model is known for the GPU: they then count as
-    needing no workspace.
+    prices: of convolutions on GPUs whose tensor cores have no TF32; None where no time model is known: they then count
+    as needing no workspace.
     """
 
     def __init__(self, architecture: str | None, prices: Prices | None = None) -> None:
@@ -96,7 +96,7 @@ class CudaOperators:
             return 0  # PyTorch's own depthwise kernel
         if self._on_tensor_cores(x, weight):
             return _bytes(x) + _bytes(y) + _bytes(weight) if contiguous else 0
-        if self._prices is None:
+        if self._prices is None or self._architecture in TF32:
             return 0
         costs = algorithm_costs(
             self._prices, work_of(func, args, kwargs, y if returned is None else returned).operations

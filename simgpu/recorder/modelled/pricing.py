@@ -8,9 +8,12 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from simgpu.errors import InputError
+from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
@@ -47,6 +50,19 @@ class WorkPass(TorchDispatchMode):  # type: ignore[misc]
 def algorithms(gpu: Prices, call: int, operations: Sequence[Operation]) -> list[AlgorithmNote]:
     """Returns the algorithms for a call with convolutions, fastest first; empty for other calls."""
     return [AlgorithmNote(call, *cost) for cost in algorithm_costs(gpu, operations)]
+
+
+def all_algorithms(gpu: Prices, kernels: Sequence[KernelNote], calls: Sequence[OperatorWork]) -> list[AlgorithmNote]:
+    """Returns the algorithms of all kernels with convolutions, in order."""
+    return [each for kernel in kernels for each in algorithms(gpu, kernel.call, calls[kernel.call].operations)]
+
+
+def prices_of(gpu: GpuSpec) -> tuple[Prices | None, InputError | None]:
+    """Returns the time model of a GPU, or why there is none."""
+    try:
+        return time_model(gpu), None
+    except InputError as error:
+        return None, error
 
 
 def durations(

@@ -25,9 +25,9 @@ from simgpu.recorder.loop.watch import watch_loop
 from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
-from simgpu.recorder.modelled.hidden import TF32, CudaOperators
+from simgpu.recorder.modelled.hidden import CudaOperators
 from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
-from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
+from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.saved import note_saved
@@ -100,11 +100,7 @@ class ModelledSession:
             dtype, output = main_dtype(workload), output_life(workload)
         compute = compute_format(structure.flops, dtype, autocasts)
         kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
-        choices = [
-            choice
-            for kernel in kernels
-            for choice in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
-        ]
+        choices = all_algorithms(prices, kernels, work.calls)
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
         info = replace(info, notes=f"{info.notes}{assumed_values(mode)}{autocasts.notes}")
@@ -117,20 +113,11 @@ class ModelledSession:
         with ExitStack() as stack:
             mode, workload, _ = self._prepared(stack)
             self.progress(f"running {loop.iterations} iterations of {self.name} without a device")
-            hidden = CudaOperators(self.gpu.architecture, self._prices_of_older_gpus())
+            hidden = CudaOperators(self.gpu.architecture, prices_of(self.gpu)[0])
             stack.enter_context(no_garbage_collection())
             stack.enter_context(self._explained())
             watch_loop(workload, partial(self._optimizer, stack, mode), loop, hidden, self._on_host, program)
         return program
-
-    def _prices_of_older_gpus(self) -> Prices | None:
-        """The time model of a GPU whose float32 convolutions run without matrix units, if it is described in full."""
-        if self.gpu.architecture in TF32 or self.gpu.architecture is None:
-            return None
-        try:
-            return self.time_model(self.gpu)
-        except InputError:
-            return None
 
     def _prepared(self, stack: ExitStack) -> tuple[FakeTensors, Workload, Autocasts]:
         """Enters the contexts of a run without a device; returns the workload on fake tensors."""

@@ -28,12 +28,13 @@ from simgpu.recorder.loop.watch import moved_tensors
 from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
-from simgpu.recorder.modelled.hidden import TF32, CudaOperators
+from simgpu.recorder.modelled.hidden import CudaOperators
 from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
-from simgpu.recorder.modelled.pricing import WorkPass, algorithms, durations
+from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.session import no_garbage_collection
+from simgpu.recorder.state import state_tensors
 from simgpu.recorder.step.fake import LoopOnCpu, RealArguments, Stand, fake_parts
 from simgpu.recorder.step.habits import habits_of_scripts
 from simgpu.recorder.step.last import last_step
@@ -43,8 +44,6 @@ from simgpu.recorder.timing import TimingPass
 from simgpu.recorder.unsupported import check_module, refuse_unsupported
 from simgpu.trace.model import BlockKind, Origin, TraceInfo
 from simgpu.trace.requests import MemoryRequests
-from simgpu.workloads.timemodel.model import time_model
-from simgpu.workloads.timemodel.prices import Prices
 
 _CPU = torch.device("cpu")
 
@@ -62,9 +61,9 @@ class _Observation:
     ) -> None:
         self.name = type(module).__name__
         self.module = module
-        self.samples: list[tuple[int, int]] = []
+        self.samples: list[tuple[int, nn.Module, int]] = []
         self._optimizers = optimizers
-        self._had_state = any(each.state for each in optimizers)
+        self._had_state = _has_state(optimizers)
         self._log = AllocationLog(hidden)
         is_fake = hidden is not None
         on_host = step_counts if is_fake or device.type == "cuda" else _nothing_on_host
@@ -76,14 +75,16 @@ class _Observation:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Observes what runs inside the context."""
-        counting = self.module.register_forward_pre_hook(self._count, with_kwargs=True)
-        try:
-            with self.tracker:
+        with self.tracker:
+            parts = self.module.modules()
+            counting = [part.register_forward_pre_hook(self._count, with_kwargs=True) for part in parts]
+            try:
                 self._keep_persistent()
                 with self.structure.watching(self.module, self._optimizers):
                     yield
-        finally:
-            counting.remove()
+            finally:
+                for handle in counting:
+                    handle.remove()
         self.structure.name_inputs()
 
     def _keep_persistent(self) -> None:
@@ -94,16 +95,15 @@ class _Observation:
                 self.ledger.keep(parameter.grad, BlockKind.WEIGHT_GRADIENT, f"{name}.grad", self.tracker.owner(name))
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for each in self._optimizers:
-            for parameter, state in each.state.items():
-                for key, value in state.items():
-                    if isinstance(value, torch.Tensor):
-                        name = names.get(parameter, "state")
-                        self.ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
+            for name, key, value in state_tensors(each, names):
+                self.ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
 
-    def _count(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _count(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.tracker.is_outermost:
+            return
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.dim():
-                self.samples.append((len(self.structure.kernels), int(leaf.shape[0])))
+                self.samples.append((len(self.structure.kernels), part, int(leaf.shape[0])))
                 return
 
     def requests(self, tool: str, capacity: int | None = None) -> MemoryRequests:
@@ -118,23 +118,34 @@ class _Observation:
         for each in self._optimizers:
             if weights.isdisjoint(parameter for group in each.param_groups for parameter in group["params"]):
                 yield f"{type(each).__name__} has no parameter of the model"
-        if self._optimizers and not self._had_state and len(self.structure.ends) <= len(self._optimizers):
+        steps = Counter(optimizer for optimizer, _ in self.structure.ends)
+        if not self._had_state and _has_state(self._optimizers) and max(steps.values(), default=0) < 2:
             yield "the optimizer's state is allocated in the first step: record two for the peak of later ones"
 
     def _in_place(self) -> dict[int, int]:
         return sums_in_place(self.structure.kernels, self.ledger.blocks)
 
     def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
-        """The kernels and blocks of the last step, and its samples: those of all its micro-batches."""
+        """The kernels and blocks of the last step, and its samples: those of all its micro-batches.
+
+        It begins where the optimizer that stepped last did so before. Of a model of several parts, the samples are
+        those of the part that got most.
+        """
         if not self.structure.kernels:
             what = "nothing ran on its device in the with block"
             raise InputError.single("record_step", self.name, what, "run a step there: model, backward, optimizer")
         ends = self.structure.ends
-        several = len(self._optimizers) or 1
-        begin = ends[-1 - several] if len(ends) > several else 0
+        same = [position for optimizer, position in ends if optimizer is ends[-1][0]]
+        begin = same[-2] if len(same) > 1 else 0
         kernels, blocks = last_step(*fold_sums(self.structure.kernels, self.ledger.blocks), begin)
-        samples = sum(count for position, count in self.samples if position >= begin)
-        return kernels, blocks, samples or 1
+        samples: Counter[nn.Module] = Counter()
+        for position, part, count in self.samples:
+            samples[part] += count if position >= begin else 0
+        return kernels, blocks, max(samples.values(), default=0) or 1
+
+
+def _has_state(optimizers: Sequence[Optimizer]) -> bool:
+    return any(True for each in optimizers for _ in state_tensors(each, {}))
 
 
 def _nothing_on_host(_: Optimizer) -> list[torch.Tensor]:
@@ -188,7 +199,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         what, remedy = "LBFGS decides by values how often it runs the model", "record it on a device, without gpu"
         raise InputError.single("record_step", "optimizer", what, remedy)
     recording = StepRecording()
-    prices, missing = _prices(gpu)
+    prices, missing = prices_of(gpu)
     with ExitStack() as stack:
         autocasts = stack.enter_context(autocast_as_on_gpu(name))
         stack.enter_context(refuse_unsupported(name))
@@ -205,7 +216,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
             step_as_on_gpu(each)  # what is restored with the parameters
             stack.enter_context(mode.watching(each))
         work = None if prices is None else WorkPass(prices)
-        hidden = CudaOperators(gpu.architecture, None if gpu.architecture in TF32 else prices)
+        hidden = CudaOperators(gpu.architecture, prices)
         step = _Observation(module, optimizers, _CPU, work or NoScratch(), hidden)
         mode.is_outside_model = lambda: step.tracker.running is None
         if work is not None:
@@ -234,19 +245,8 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         notes=f"{modelling_notes(gpu, kernels, work.calls)}{assumed_values(mode)}{autocasts.notes}",
         compute=compute_format(step.structure.flops, dtype, autocasts),
     )
-    choices = [
-        each for kernel in kernels for each in algorithms(prices, kernel.call, work.calls[kernel.call].operations)
-    ]
-    times = durations(prices, kernels, blocks, work.calls)
+    times, choices = durations(prices, kernels, blocks, work.calls), all_algorithms(prices, kernels, work.calls)
     recording.finish(requests, assemble(info, kernels, blocks, [times], algorithms=choices))
-
-
-def _prices(gpu: GpuSpec) -> tuple[Prices | None, InputError | None]:
-    """The time model of a GPU, or why there is none."""
-    try:
-        return time_model(gpu), None
-    except InputError as error:
-        return None, error
 
 
 def _dtype(module: nn.Module) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from simgpu.recorder.gradient_sums import mark_meetings
+from simgpu.recorder.autocast import replaced
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.watch import LoopPass
@@ -23,8 +23,9 @@ from simgpu.trace.model import BlockKind, Phase
 class StepPass(LoopPass):
     """A structure pass that finds the phases by itself.
 
-    Forward begins when the model is called, backward when autograd runs. What runs between backward and the next
-    forward, such as gradient clipping, counts as the optimizer's. ends: numbers of kernels after each optimizer step.
+    Forward begins when the model or a part of it is called, backward when autograd runs. What runs between backward and
+    the next forward, such as gradient clipping, counts as the optimizer's. ends: each step's optimizer, and the number
+    of kernels until then.
     """
 
     def __init__(
@@ -37,38 +38,33 @@ class StepPass(LoopPass):
         has_values: bool,
     ) -> None:
         super().__init__(ledger, tracker, module, on_host, scratch, has_values)
-        self.ends: list[int] = []
-        self.backward_runs = 0
+        self.ends: list[tuple[Optimizer, int]] = []
         self._depth = 0
 
     @contextmanager
     def watching(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
         """Observes what runs inside the context."""
-        handles = [module.register_forward_pre_hook(lambda *_: self._begin_forward())]
+        handles = [part.register_forward_pre_hook(lambda *_: self._begin_forward()) for part in module.modules()]
         handles += [each.register_step_post_hook(lambda done, *_: self._stepped(done)) for each in optimizers]
         own = torch.autograd._engine_run_backward
 
         def run_backward(roots: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            with self._running_backward(roots):
+            with self._running_backward():
                 return own(roots, *args, **kwargs)
 
-        torch.autograd._engine_run_backward = run_backward
         try:
-            with self:
+            with replaced(torch.autograd, "_engine_run_backward", run_backward), self:
                 yield
                 self.finish()
         finally:
-            torch.autograd._engine_run_backward = own
             for handle in handles:
                 handle.remove()
 
     @contextmanager
-    def _running_backward(self, roots: Sequence[torch.Tensor]) -> Iterator[None]:
+    def _running_backward(self) -> Iterator[None]:
         """Backward may run inside backward: checkpointing recomputes and differentiates a part."""
         if not self._depth:
-            self.backward_runs += 1
             self.begin(Phase.BACKWARD)
-        mark_meetings(*(root.grad_fn for root in roots if root.grad_fn is not None))
         self._depth += 1
         try:
             yield
@@ -78,12 +74,12 @@ class StepPass(LoopPass):
             self.begin(Phase.OPTIMIZER)
 
     def _begin_forward(self) -> None:
-        if not self._depth:
+        if not self._depth and self._tracker.is_outermost:
             self.begin(Phase.FORWARD)
 
     def _stepped(self, optimizer: Optimizer) -> None:
         self.stepped(optimizer)
-        self.ends.append(len(self.kernels))
+        self.ends.append((optimizer, len(self.kernels)))
 
     def _on_device(self, done: OperandAccess) -> OperandAccess:
         """An operator on host tensors runs on the host. With tensors of the device, it runs there, and so do they.
@@ -99,13 +95,7 @@ class StepPass(LoopPass):
         for tensor in on_host:
             if tensor.numel() > 1:
                 self._ledger.moved_to_device(tensor)
-        holds = self._ledger.holds_memory
-        return OperandAccess(
-            [tensor for tensor in done.read if holds(tensor)],
-            [tensor for tensor in done.overwritten if holds(tensor)],
-            [tensor for tensor in done.changed if holds(tensor)],
-            [(place, tensor) for place, tensor in done.results if holds(tensor)],
-        )
+        return done.of(self._ledger.holds_memory)
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy on the device of a tensor on the host; a tensor of the device itself."""

@@ -76,7 +76,7 @@ function nameBlock(context, run, block, x, y, width, height) {
   context.restore();
 }
 
-/** What stands beside the map: its title, sizes, and how many blocks are too small to be in the page. */
+/** What stands next to the map: its title, sizes, and how many blocks are too small to be in the page. */
 function paintMapAxis(context, run, layout, theme, map) {
   const height = layout.mapEnd - layout.mapTop;
   const unit = SIZES.find(([, factor]) => map.total >= 1.18 * factor) || ["B", 1];
