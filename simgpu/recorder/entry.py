@@ -126,8 +126,8 @@ def record(
     A block's bytes are those its storage requested. PyTorch's CUDA allocator counts more: it rounds up to 512 bytes,
     and may allocate up to 1 MiB more for requests over 1 MiB. Memory that an operator allocates and frees internally
     is a workspace block on a GPU, and not recorded on a CPU. While operators are intercepted, PyTorch skips some
-    in-place optimizations: sums of gradients are restored (`simgpu.recorder.gradient_sums`), but the bias of a linear
-    layer on inputs of three or more dimensions is not.
+    in-place optimizations: those of backward are restored (`simgpu.recorder.in_place_backward`), but on real tensors
+    the bias of a linear layer on inputs of three or more dimensions is not.
 
     Raises `MissingExtraError` without PyTorch. Raises `InputError` if an argument or the factory's result is invalid,
     the model fails, memory runs out, or the operators differ between iterations; if the model is compiled

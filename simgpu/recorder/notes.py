@@ -22,7 +22,7 @@ class KernelNote:
     call: its position among all operator calls.
     reads, writes: numbers of blocks in the ledger.
     pure: False if it writes a block from before the iteration (an optimizer step, running statistics).
-    sums_gradients: whether it may be autograd's addition of the gradients of two branches.
+    may_be_in_place: whether autograd may run it in place when operators are not intercepted.
     source: the line of code that ran it, if it is noted.
     """
 
@@ -34,7 +34,7 @@ class KernelNote:
     writes: tuple[int, ...]
     pure: bool | None
     flops: int | None
-    sums_gradients: bool = False
+    may_be_in_place: bool = False
     source: str | None = None
 
 

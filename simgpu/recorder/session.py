@@ -17,7 +17,7 @@ from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
 from simgpu.recorder.contents import Maps, Measure, MeasureEntries, MemorySnapshots, Values, output_folder, spread_over
 from simgpu.recorder.environment import device_name, device_notes, find_device, tool_name
-from simgpu.recorder.gradient_sums import fold_sums
+from simgpu.recorder.in_place_backward import fold_in_place
 from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.notes import BlockNote, KernelNote
@@ -121,7 +121,7 @@ class Session:
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run_iteration(workload, optimizer, watcher), values
         )
-        return structure, *fold_sums(structure.kernels, ledger.blocks)
+        return structure, *fold_in_place(structure.kernels, ledger.blocks)
 
     def _dump(
         self,

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from simgpu.recorder.contents import Values
-from simgpu.recorder.gradient_sums import fits_in_first, may_sum, meetings_marked
+from simgpu.recorder.in_place_backward import SELECTING, fits_in_first, may_sum, meetings_marked
 from simgpu.recorder.layers import LOSS, LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.notes import KernelNote
@@ -131,16 +131,20 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
         self._layer = (self._tracker.layer_of(node) if node is not None else None) or self._layer
         return self._layer
 
-    def _may_sum(self, reads: tuple[int, ...], operands: Sequence[torch.Tensor]) -> bool:
-        """Returns whether this is a sum of gradients that runs in place when the pass does not observe it."""
+    def _may_be_in_place(self, func: Any, reads: tuple[int, ...], operands: Sequence[torch.Tensor]) -> bool:
+        """Returns whether autograd may run this in place of its first operand when the pass does not observe it."""
+        is_sum = func is torch.ops.aten.add.Tensor
+        if not is_sum and operator_name(func) not in SELECTING:
+            return False
         node = torch._C._current_autograd_node()
         if self._phase is not Phase.BACKWARD or node is None or self._tracker.running is not None:
             return False
         if torch.is_grad_enabled():  # backward creates a graph, in which the gradients must stay as they are
             return False
-        if len(operands) != 2 or not fits_in_first(operands):
-            return False
-        return may_sum(node, is_own_result=self._scopes.get(reads[0]) == node._sequence_nr())
+        is_own: bool = self._scopes.get(reads[0]) == node._sequence_nr()
+        if not is_sum:
+            return is_own
+        return len(operands) == 2 and fits_in_first(operands) and may_sum(node, is_own_result=is_own)
 
     def _on_device(self, done: OperandAccess) -> OperandAccess:
         tensors = [*done.read, *done.overwritten, *done.changed]
@@ -181,11 +185,11 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
                 self._measure(tensor for _, tensor in written)
         lasting = any(self._ledger.blocks[number].persistent for number in writes)
         pure = False if lasting else pure
-        sums = func is torch.ops.aten.add.Tensor and self._may_sum(tuple(reads), done.read)
+        in_place = bool(reads) and self._may_be_in_place(func, tuple(reads), done.read)
         call = len(self.signatures) - 1
         source = None if line is None else short_line(str(line))
         self.kernels.append(
-            KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, sums, source)
+            KernelNote(call, op, self._phase, layer, tuple(reads), tuple(writes), pure, flops, in_place, source)
         )
         self._ledger.kernels = len(self.kernels)
         if flops is not None and done.read:

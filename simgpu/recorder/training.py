@@ -10,7 +10,7 @@ import torch
 
 from simgpu.errors import InputError, SimgpuError
 from simgpu.recorder.contents import Values
-from simgpu.recorder.gradient_sums import fold_sums
+from simgpu.recorder.in_place_backward import fold_in_place
 from simgpu.recorder.iteration import NoWatcher, Watcher, as_it_was, run_forward, run_iteration, state_as_it_was
 from simgpu.recorder.notes import BlockNote, ValueNote, created_in_iteration
 from simgpu.recorder.timing import Signature, expect_same
@@ -151,7 +151,7 @@ def _seen(
         structure, ledger = watch(
             workload, optimizer, device, lambda watcher: run(workload, optimizer, watcher), values
         )
-    _, blocks = fold_sums(structure.kernels, ledger.blocks)
+    _, blocks = fold_in_place(structure.kernels, ledger.blocks)
     seen = blocks if covers_iteration else [blocks[number] for number in created_in_iteration(blocks)]
     return [ValueNote(block.sparsity, block.sizes, block.entries) for block in seen], structure.signatures
 

@@ -76,3 +76,43 @@ def test_convolutions_need_the_workspace_that_an_h100_requested() -> None:
                 assert recorded < ours
             else:
                 assert 0 <= recorded - ours <= 8_700_000, call
+
+
+def _temporaries(func: Any, *args: Any) -> list[int]:
+    """Bytes of the temporaries of a call on tensors without memory."""
+    with torch.device("meta"):
+        returned = func(*args)
+    return [hidden.bytes for hidden in CudaOperators("hopper")(func, args, {}, returned)]
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(("name", "count"), [("mse_loss", 1), ("smooth_l1_loss", 1), ("huber_loss", 1)])
+def test_reduced_loss_has_a_temporary_of_one_value_per_pair(name: str, count: int) -> None:
+    loss = getattr(torch.ops.aten, name).default
+    x, target = _meta(8, 100, dtype=torch.float16), _meta(8, 1, dtype=torch.float16)
+    assert _temporaries(loss, x, target, 1) == [8 * 100 * 2] * count
+    assert _temporaries(loss, x, target, 0) == []
+
+
+def test_binary_cross_entropy_with_logits_has_two_temporaries() -> None:
+    loss = torch.ops.aten.binary_cross_entropy_with_logits.default
+    assert _temporaries(loss, _meta(8, 100), _meta(8, 100), None, None, 1) == [8 * 100 * 4] * 2
+
+
+def test_embedding_gradient_sums_pieces_of_rows_above_3072_indices() -> None:
+    backward = torch.ops.aten.embedding_dense_backward.default
+    few, many = _meta(3072, dtype=torch.int64), _meta(4, 1000, dtype=torch.int64)
+    assert _temporaries(backward, _meta(3072, 16), few, 500, -1, False) == []
+    pieces = 4000 // 10 + 500
+    sorted_indices, places = [4000 * 8] * 2, [500 * 8] * 3
+    expected = [*sorted_indices, *places, pieces * 8, pieces * 16 * 4]
+    assert _temporaries(backward, _meta(4, 1000, 16, dtype=torch.float16), many, 500, -1, False) == expected
+
+
+def test_softmax_copies_an_operand_that_is_not_contiguous() -> None:
+    softmax = torch.ops.aten._softmax.default
+    assert _temporaries(softmax, _meta(8, 100), -1, False) == []
+    assert _temporaries(softmax, _meta(100, 8).t(), -1, False) == [8 * 100 * 4]

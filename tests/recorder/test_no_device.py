@@ -348,6 +348,66 @@ def test_attention_is_one_kernel_that_keeps_no_scores_as_on_a_gpu(dtype: Any, ar
     assert check_trace(trace) == []
 
 
+_FLASH, _EFFICIENT = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "architecture", "width", "options", "op"),
+    [
+        (torch.float16, "ampere", 12, {}, _FLASH),
+        (torch.float16, "volta", 12, {}, None),
+        (torch.bfloat16, "volta", 16, {}, None),
+        (torch.bfloat16, "ampere", 16, {"key_heads": 2, "enable_gqa": True}, _FLASH),
+        (torch.float32, "ampere", 16, {"key_heads": 2, "enable_gqa": True}, None),
+        (torch.bfloat16, "ampere", 264, {}, _EFFICIENT),
+        (torch.bfloat16, "ampere", 16, {"tokens": 8, "is_causal": True}, _EFFICIENT),
+        (torch.float32, "ampere", 12, {}, _EFFICIENT),
+        (torch.float32, "ampere", 10, {}, None),
+        (torch.float32, "volta", 10, {}, _EFFICIENT),
+        (torch.float64, "ampere", 16, {}, None),
+    ],
+)
+def test_attention_is_fused_where_cuda_fuses_it(
+    dtype: torch.dtype, architecture: str, width: int, options: dict[str, Any], op: str | None
+) -> None:
+    heads, tokens = options.pop("key_heads", 4), options.pop("tokens", 16)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = nn.Parameter(torch.ones(2, heads, tokens, width, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, self.key, self.key, **options)
+
+    trace = modelled(
+        lambda batch: (named(attention=Attention()), torch.ones(batch, 4, 16, width, dtype=dtype), (), summed),
+        2,
+        gpu=replace(GPU, architecture=architecture),
+    )
+    fused = [kernel.op.removeprefix("aten::") for kernel in trace.kernels if "_scaled_dot_product" in kernel.op]
+    assert fused == ([op, f"{op}_backward"] if op else [])
+    padded = [kernel for kernel in trace.kernels if kernel.op == "aten::constant_pad_nd" and kernel.phase == "forward"]
+    assert len(padded) == (3 if op == _FLASH and width % 8 else 0)
+    assert check_trace(trace) == []
+
+
+@pytest.mark.parametrize(
+    ("turned", "ops"), [(False, ["aten::addmm"]), (True, ["aten::clone", "aten::mm", "aten::add_"])]
+)
+def test_linear_adds_its_bias_in_place_as_on_a_gpu(turned: bool, ops: list[str]) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x.transpose(1, 2) if turned else x)
+
+    trace = modelled(lambda batch: (named(layer=Layer()), torch.ones(batch, 3, 4, 4), (), summed), 2)
+    assert [kernel.op for kernel in trace.kernels if kernel.layer == "layer.fc"][: len(ops)] == ops
+
+
 def test_the_optimizer_steps_all_weights_at_once_and_counts_on_the_host_as_on_a_gpu() -> None:
     trace = modelled(
         lambda: (named(a=nn.Linear(4, 8), b=nn.Linear(8, 2)), torch.ones(5, 4), (), summed), 5, optimizer="adam"

@@ -192,3 +192,21 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
     with pytest.raises(InputError) as caught:
         requests(**arguments)
     assert message in str(caught.value)
+
+
+def test_memory_that_is_not_counted_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.LSTM(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cells(x.transpose(0, 1))[0]
+
+    def recurrent(batch: int) -> Any:
+        return Recurrent(), torch.ones(batch, 3, 4), (), lambda y: y.sum()
+
+    (note,) = simgpu.record_requests(recurrent, batch=2, gpu="h100").notes
+    assert note == "LSTM: modelled step by step; cuDNN runs all steps at once, with memory of its own"
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert "cudnn.benchmark is on" in simgpu.record_requests(recurrent, batch=2, gpu="h100").notes[1]

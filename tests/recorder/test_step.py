@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.data import DataLoader, TensorDataset
 
 import simgpu
 from simgpu.errors import InputError
@@ -504,3 +505,78 @@ def test_sums_in_a_recomputed_part_are_in_place() -> None:
             part(torch.randn(8, 64)).sum().backward()
         results.append(sum(kernel.op == "aten::add_" for kernel in recording.trace.kernels))
     assert results == [1, 1]
+
+
+def test_guards_against_nan_and_infinity_find_none() -> None:
+    model = nn.Linear(64, 4)
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        loss = model(torch.randn(8, 64)).sum()
+        assert not torch.isnan(loss)
+        assert torch.isfinite(loss)
+        loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert not any((torch.isnan(each) | torch.isinf(each)).any() for each in gradients)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+    assert "Checks for NaN and infinity find none." in recording.requests.notes
+
+
+def test_values_that_the_loop_reads_are_one() -> None:
+    model = nn.Linear(64, 4)
+    with simgpu.record_step(model, gpu="a100"):
+        output = model(torch.randn(8, 64).to("cuda"))
+        assert output.detach().cpu().numpy().sum() == 8 * 4
+        assert output.argmax(1).tolist() == [1] * 8
+        assert torch.arange(3).tolist() == [0, 1, 2]
+
+
+def test_tensors_that_the_loop_makes_on_the_host_take_no_memory() -> None:
+    model, dataset = nn.Linear(64, 4), torch.randn(1000, 64)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        chosen = torch.randint(0, len(dataset), (32,))
+        model(dataset[chosen].to(torch.device("cuda"))).sum().backward()
+        kept = [torch.zeros(10**6), torch.zeros(10**6, device="cpu"), model.weight.new_zeros(10**5)]
+    assert len(kept) == 3
+    assert inputs_of(recording) == 32 * 64 * 4
+    assert max(request.size for request in recording.requests.requests if request.category != "workspace") == 4 * 10**5
+
+
+def test_buffer_that_the_model_replaces_is_freed() -> None:
+    class Averaging(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 4)
+            self.register_buffer("average", torch.zeros(10**5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.average = self.average * 0.5
+            return self.fc(x)
+
+    model = Averaging()
+    with simgpu.record_step(model, gpu="a100") as recording:
+        for _ in range(3):
+            model(torch.randn(8, 64)).sum().backward()
+    requests, living = recording.requests.requests, set()
+    for number in recording.requests.order:
+        if number >= 0:
+            living.add(number)
+        else:
+            living.remove(~number)
+    assert [requests[number].size for number in living].count(4 * 10**5) == 1
+    assert model.average.sum() == 0 and isinstance(model.average, torch.Tensor)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_data_loader_are_loaded_inside(workers: int) -> None:
+    model, data = nn.Linear(64, 4), TensorDataset(torch.randn(96, 64))
+    with simgpu.record_step(model, gpu="a100") as recording:
+        for (x,) in DataLoader(data, batch_size=32, shuffle=True, num_workers=workers):
+            model(x.to("cuda")).sum().backward()
+    assert inputs_of(recording) == 32 * 64 * 4
+
+
+def test_change_of_memory_format_inside_is_refused() -> None:
+    model = nn.Conv2d(3, 8, 3)
+    with pytest.raises(InputError, match="changes its memory format"), simgpu.record_step(model, gpu="a100"):
+        model.to(memory_format=torch.channels_last)

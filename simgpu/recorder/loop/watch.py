@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from simgpu.recorder.allocation_log import AllocationLog, HiddenMemory
-from simgpu.recorder.gradient_sums import sums_in_place
+from simgpu.recorder.in_place_backward import in_place_operands
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.training import TrainingLoop, run_loop
@@ -95,7 +95,7 @@ def watch_loop(
             optimizer = new_optimizer(workload.module)
             structure.stepped(optimizer)
             run_loop(workload, optimizer, loop, structure, partial(_step, workload, optimizer))
-    log.add_requests(program, ledger.blocks, sums_in_place(structure.kernels, ledger.blocks))
+    log.add_requests(program, ledger.blocks, in_place_operands(structure.kernels, ledger.blocks))
 
 
 def _step(workload: Workload, optimizer: torch.optim.Optimizer) -> None:

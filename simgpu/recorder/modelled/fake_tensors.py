@@ -27,9 +27,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
 
 from simgpu.errors import InputError, SimgpuError
+from simgpu.recorder.modelled.finite_checks import FiniteChecks
 from simgpu.recorder.operators import access
 from simgpu.recorder.unsupported import raised_at
 from simgpu.recorder.workload import Workload
@@ -40,14 +40,12 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        #: Whether a gradient scaler read the result of its check; the result is always that all gradients are finite.
-        self.took_as_finite = False
+        self.finite = FiniteChecks()
         #: Whether an optimizer runs a step, whether the loop around the model runs, and whether one of them read an
         #: unknown value, which is then one. Yes-no values decide what runs, so only an optimizer may read these.
         self.is_stepping = False
         self.is_outside_model: Callable[[], bool] = lambda: False
         self.took_as_one = False
-        self._checks = WeakIdKeyDictionary()
         self.known = KnownValues()
 
     def __deepcopy__(self, memo: object) -> FakeTensors:
@@ -56,16 +54,17 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
-            self._checks[args[1]] = True
-        elif func is torch.ops.aten._local_scalar_dense.default and args[0] in self._checks:
-            self.took_as_finite = True
-            return 0.0
-        elif func is torch.ops.aten._local_scalar_dense.default and self._may_assume(args[0]):
-            return self._value(args[0])
+        if func is torch.ops.aten._local_scalar_dense.default:
+            found = self.finite.result(args[0])
+            if found is not None:
+                return found
+            if self._may_assume(args[0]):
+                return self._value(args[0])
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
+        if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
+            self.finite.note(func, args, returned)
         if self.allow_non_fake_inputs:
             # ``module.half()`` swaps weights, which fails while the mode holds weak references to them. The references
             # map each real tensor to one fake; `settle` does that here.
@@ -82,6 +81,19 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         finally:
             begin.remove()
             end.remove()
+
+    def assumed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a real tensor with the values of a fake one; those that are not known are one.
+
+        Raises `DataDependentOutputException` where unknown values may not be assumed.
+        """
+        real = self.known.real(tensor)
+        if real is not None:
+            return real
+        if not self._may_assume(tensor):
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+        self.took_as_one = True
+        return torch.ones((), dtype=tensor.dtype).expand(tensor.shape)
 
     def _may_assume(self, tensor: torch.Tensor) -> bool:
         return self.is_stepping or (tensor.dtype is not torch.bool and self.is_outside_model())
@@ -282,7 +294,7 @@ class KnownValues:
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Returns a single number; None if its value is unknown."""
-        real = self._real(tensor)
+        real = self.real(tensor)
         return None if real is None else real.item()
 
     def _may_draw(self, func: Any, returned: Any) -> bool:
@@ -294,13 +306,14 @@ class KnownValues:
         """Returns a real tensor for each, by its id; None if the values of any are unknown."""
         result = {}
         for tensor in tensors:
-            real = self._real(tensor)
+            real = self.real(tensor)
             if real is None:
                 return None
             result[id(tensor)] = real
         return result
 
-    def _real(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def real(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns a real tensor with the known values; None if they are unknown."""
         if tensor.layout is not torch.strided or tensor.device.type != "cpu" or not _is_small(tensor):
             return None
         is_fake = isinstance(tensor, FakeTensor)

@@ -9,21 +9,19 @@
   in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
 - Matrix products. PyTorch gives cuBLAS a workspace for each thread that calls it, and never frees it: 8,519,680 bytes,
   32 MiB on Hopper (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of its own.
-- Fused attention sums the gradient of the queries in float32 in backward, and the products of gradient and result by
-  row (``flash_api.cpp``; ``attention_backward.cu`` and ``kernel_backward.h``, whose blocks are taken as 64 x 64).
-- Layer normalization copies operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``).
+- Temporaries: `simgpu.recorder.modelled.temporaries`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import Any
 
 import torch
 
 from simgpu.recorder.allocation_log import Hidden, Life
 from simgpu.recorder.modelled.operations import PRODUCTS, arguments, work_of
+from simgpu.recorder.modelled.temporaries import has_temporaries, temporaries
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 #: Architectures whose tensor cores compute float32 convolutions as TF32, PyTorch's default.
@@ -33,10 +31,6 @@ _HALF = TF32 | {"volta", "turing"}
 #: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.
 _ALIGNMENT = 16
 _PRODUCTS = frozenset(name for name in PRODUCTS if not name.startswith(("convolution", "_scaled_dot_product")))
-_FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
-_ATTENTION_BACKWARD = (_FLASH_BACKWARD, "_scaled_dot_product_efficient_attention_backward")
-#: Rows and columns of a block of memory-efficient attention's sums.
-_BLOCK = 64
 _WORKSPACE, _WORKSPACE_ON_HOPPER = 8_519_680, 32 * 2**20
 
 
@@ -69,14 +63,8 @@ class CudaOperators:
             bytes_ = self._convolution(x, weight, gradient, given["groups"], func, args, kwargs, returned)
             wanted = [place + 1 for place in range(2) if given["output_mask"][place]]
             return tuple(Hidden(bytes_, place, Life.MOMENT, "cuDNN") for place in wanted) if bytes_ else ()
-        if name in _ATTENTION_BACKWARD:
-            given = arguments(func, args, kwargs)
-            return _attention_backward(name, given["query"], given["key"], given["out"])
-        if name in ("native_layer_norm", "native_layer_norm_backward"):
-            given = arguments(func, args, kwargs)
-            operands = [given["input"]] + ([given["grad_out"]] if "grad_out" in given else [])
-            copied = [_bytes(each) for each in operands if not each.is_contiguous()]
-            return tuple(Hidden(bytes_, 0, Life.OPERATOR, "contiguous copy") for bytes_ in copied)
+        if has_temporaries(name):
+            return temporaries(name, arguments(func, args, kwargs))
         return ()
 
     def _convolution(
@@ -110,26 +98,6 @@ class CudaOperators:
             allowed = x.dtype in (torch.float16, torch.bfloat16) and self._architecture in _HALF
         step = _ALIGNMENT // x.element_size()
         return bool(allowed and weight.shape[1] % step == 0 and weight.shape[0] % step == 0)
-
-
-def _attention_backward(name: str, query: torch.Tensor, key: torch.Tensor, out: torch.Tensor) -> Sequence[Hidden]:
-    """Memory of fused attention's backward, after the three gradients."""
-    batch, heads, tokens, width = query.shape
-    rows = batch * heads
-    if name == _FLASH_BACKWARD:
-        padded = ceil(tokens / 128) * 128
-        sums = Hidden(4 * rows * padded, 3, Life.OPERATOR, "row sums")
-        query_sums = Hidden(4 * rows * padded * ceil(width / 32) * 32, 3, Life.OPERATOR, "gradient of queries")
-        if key.shape[1] == heads:
-            return sums, query_sums
-        expanded = batch * key.shape[2] * heads * width * query.element_size()
-        return (sums, query_sums, *[Hidden(expanded, 3, Life.OPERATOR, "gradient of each head")] * 2)
-    blocks = rows * ceil(tokens / _BLOCK) * ceil(width / _BLOCK)
-    workspace = Hidden(blocks * (16 + 4 * _BLOCK * _BLOCK), 3, Life.OPERATOR, "gradient of queries")
-    sums = Hidden(4 * rows * tokens, 3, Life.OPERATOR, "row sums")
-    if query.dtype is not torch.float32:
-        return sums, workspace
-    return Hidden(4 * out.numel(), 3, Life.MOMENT, "gradient times result"), sums, workspace
 
 
 def _allows_tf32() -> bool:

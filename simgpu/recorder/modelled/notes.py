@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
 
 from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.modelled.fake_tensors import FakeTensors
@@ -32,8 +35,19 @@ def modelling_notes(
 def assumed_values(mode: FakeTensors) -> str:
     """Describes the values that were assumed because they do not exist."""
     notes = ""
-    if mode.took_as_finite:
+    if mode.finite.scaled:
         notes += " Gradients are scaled (torch.amp.GradScaler) and taken to be finite: no step is skipped."
+    if mode.finite.guarded:
+        notes += " Checks for NaN and infinity find none."
     if mode.took_as_one:
         notes += " Optimizer or loop read values of tensors, which do not exist; they are taken to be one."
     return notes
+
+
+def uncounted_memory(*parts: object) -> Iterator[str]:
+    """Yields what the modelled memory of these modules leaves out; parts that are no modules are ignored."""
+    modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+    if recurrent := sorted({type(module).__name__ for module in modules if isinstance(module, nn.RNNBase)}):
+        yield f"{', '.join(recurrent)}: modelled step by step; cuDNN runs all steps at once, with memory of its own"
+    if torch.backends.cudnn.benchmark:
+        yield "torch.backends.cudnn.benchmark is on: the workspaces of the algorithms that cuDNN tries are not counted"

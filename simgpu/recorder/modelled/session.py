@@ -15,7 +15,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import Autocasts, compute_format, watched
 from simgpu.recorder.environment import tool_name
-from simgpu.recorder.gradient_sums import fold_sums
+from simgpu.recorder.in_place_backward import fold_in_place
 from simgpu.recorder.inputs import InputSpec
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.layers import LayerTracker
@@ -26,7 +26,7 @@ from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import CudaOperators
-from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
+from simgpu.recorder.modelled.notes import assumed_values, modelling_notes, uncounted_memory
 from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
@@ -99,7 +99,7 @@ class ModelledSession:
                 )
             dtype, output = main_dtype(workload), output_life(workload)
         compute = compute_format(structure.flops, dtype, autocasts)
-        kernels, blocks = fold_sums(structure.kernels, ledger.blocks)
+        kernels, blocks = fold_in_place(structure.kernels, ledger.blocks)
         choices = all_algorithms(prices, kernels, work.calls)
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
@@ -116,6 +116,7 @@ class ModelledSession:
             hidden = CudaOperators(self.gpu.architecture, prices_of(self.gpu)[0])
             stack.enter_context(no_garbage_collection())
             stack.enter_context(self._explained())
+            program.notes += uncounted_memory(workload.module, workload.loss)
             watch_loop(workload, partial(self._optimizer, stack, mode), loop, hidden, self._on_host, program)
         return program
 

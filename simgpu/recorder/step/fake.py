@@ -12,50 +12,60 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from simgpu.errors import InputError
 from simgpu.recorder.modelled.fake_tensors import FakeTensors
 
+#: Functions that create a tensor, on the default device unless another is given.
+_FACTORIES = frozenset(_device_constructors())
+#: Functions that read a tensor's values.
+_READING = (torch.Tensor.numpy, torch.Tensor.tolist)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
 class Stand:
-    """The fake tensors that stand for real ones; each real tensor has one, as long as this exists.
+    """The fake tensors that stand for real ones. Each real tensor has one, as long as this exists; a buffer, as long as
+    the module refers to it.
 
     on_host: called with the fake tensor of a real one that is on the host.
     """
 
     def __init__(self, mode: FakeTensors) -> None:
         self._mode = mode
-        self._pairs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._real: dict[int, torch.Tensor] = {}
+        self._fakes: dict[int, Callable[[], torch.Tensor | None]] = {}
+        self._kept: list[torch.Tensor] = []
+        self._real = WeakIdKeyDictionary()
         self.on_host: Callable[[torch.Tensor], None] = lambda _: None
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor for a real one, with its values if it is a small one of integers; a fake tensor itself."""
         if isinstance(tensor, FakeTensor):
             return tensor
-        if id(tensor) not in self._pairs:
-            self._keep(tensor, self._like(tensor))
+        fake = self._found(tensor)
+        if fake is None:
+            fake = self._pair(tensor, self._like(tensor))
             if tensor.device.type == "cpu":
-                self.on_host(self._pairs[id(tensor)][1])
-        return self._pairs[id(tensor)][1]
+                self.on_host(fake)
+        return fake
 
     def replaced(self, value: Any) -> Any:
         """The fake parameter for a real one, to which a variable of the loop still refers; other values as they are."""
-        if isinstance(value, nn.Parameter) and id(value) in self._pairs:
-            return self._pairs[id(value)][1]
-        return value
+        fake = self._found(value) if isinstance(value, nn.Parameter) else None
+        return value if fake is None else fake
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The real tensor that a fake one stands for; the fake tensor itself if there is none."""
-        return self._real.get(id(tensor), tensor)
+        real: torch.Tensor = self._real.get(tensor, tensor)
+        return real
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake parameter or buffer for a real one, with its gradient, if any."""
-        if id(tensor) not in self._pairs:
+        """The fake parameter for a real one, with its gradient, if any."""
+        fake = self._found(tensor)
+        if fake is None:
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 what = f"a parameter of shape {tuple(tensor.shape)} has a hook, which would not run"
                 raise InputError.single("record_step", "model", what, "remove it, or leave out gpu")
@@ -65,13 +75,28 @@ class Stand:
                     fake = nn.Parameter(fake, tensor.requires_grad)
             if tensor.grad is not None:
                 fake.grad = self.without_values(tensor.grad)
-            self._keep(tensor, fake)
-        return self._pairs[id(tensor)][1]
+            self._pair(tensor, fake)
+        return fake
+
+    def buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake buffer for a real one, which may hold small constants, such as positions: these keep their values.
+
+        It dies when the module replaces it, as the real one would.
+        """
+        fake = self._found(tensor)
+        if fake is None:
+            fake = self._pair(tensor, self._like(tensor), keeps=False)
+        return fake
 
     def state(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor for one of an optimizer's state; a single number, such as a count of steps, keeps its value."""
         fake = self.without_values(tensor)
         return self._mode.known.copied(tensor, fake) if not tensor.dim() and tensor.device.type == "cpu" else fake
+
+    def read(self, func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Calls a function on a real tensor with the values of a fake one; those that do not exist are one."""
+        with _disable_current_modes():
+            return func(self._mode.assumed(tensor), *args, **kwargs)
 
     def without_values(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor like a real one, which may be on any device, ``meta`` too; nothing keeps it alive."""
@@ -93,9 +118,17 @@ class Stand:
         fake: torch.Tensor = self._mode.from_tensor(tensor)
         return fake if tensor.is_floating_point() else self._mode.known.copied(tensor, fake)
 
-    def _keep(self, tensor: torch.Tensor, fake: torch.Tensor) -> None:
-        self._pairs[id(tensor)] = (tensor, fake)
-        self._real[id(fake)] = tensor
+    def _found(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        find = self._fakes.get(id(tensor))
+        return None if find is None else find()
+
+    def _pair(self, tensor: torch.Tensor, fake: torch.Tensor, keeps: bool = True) -> torch.Tensor:
+        self._kept.append(tensor)  # no other tensor gets its id
+        if keeps:
+            self._kept.append(fake)
+        self._fakes[id(tensor)] = TensorWeakRef(fake)
+        self._real[fake] = tensor
+        return fake
 
 
 class RealArguments(TorchDispatchMode):  # type: ignore[misc]
@@ -117,8 +150,8 @@ class RealArguments(TorchDispatchMode):  # type: ignore[misc]
 class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
     """Runs on the CPU what the loop runs on CUDA, because only some builds of PyTorch have CUDA.
 
-    Real parameters, to which the loop may refer by names of its own, are replaced. to_device, to_host: return a copy of
-    a tensor there.
+    Real parameters, to which the loop may refer by names of its own, are replaced. A loop that names CUDA means
+    the host by ``"cpu"``; for one that never does, the CPU is the device. to_device, to_host: return a copy there.
     """
 
     def __init__(
@@ -130,27 +163,52 @@ class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._stand = stand
         self._to_device, self._to_host = to_device, to_host
+        self._names_cuda = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, named = tree_map(self._stand.replaced, (args, kwargs or {}))
-        if func is torch.device and any(map(_is_cuda, args)):
+        is_to_cuda = func is torch.Tensor.cuda or any(map(_is_cuda, tree_leaves((args, named))))
+        self._names_cuda |= is_to_cuda
+        if func is torch.device and is_to_cuda:
             return torch.device("cpu")
         if func is torch.Tensor.cuda:
             return self._to_device(self._stand.fake(args[0]))
         if func is torch.Tensor.cpu:
             return self._to_host(self._stand.fake(args[0]))
-        goes_to_cuda = func is torch.Tensor.to and any(map(_is_cuda, tree_leaves((args[1:], named))))
+        if func in _READING and isinstance(args[0], FakeTensor):
+            return self._stand.read(func, args[0], *args[1:], **named)
+        is_to_host = self._names_cuda and any(map(_is_host, tree_leaves((args[1:], named))))
+        is_host_made = func in _FACTORIES and (is_to_host or _is_on_default_device(args, named))
         args, named = tree_map(_on_cpu, (args, named))
         returned = func(*args, **named)
-        return self._to_device(self._stand.fake(returned)) if goes_to_cuda else returned
+        if func is torch.Tensor.to and is_to_cuda:
+            return self._to_device(self._stand.fake(returned))
+        if func is torch.Tensor.to and is_to_host:
+            return self._to_host(self._stand.fake(returned))
+        if is_host_made and isinstance(returned, FakeTensor):
+            self._stand.on_host(returned)
+        return returned
 
 
 def _is_cuda(value: Any) -> bool:
     if isinstance(value, torch.device):
         return bool(value.type == "cuda")
     return isinstance(value, str) and value.partition(":")[0] == "cuda"
+
+
+def _is_host(value: Any) -> bool:
+    """Returns whether this is the CPU by name; the object `torch.device` may be the device of a fake tensor."""
+    return isinstance(value, str) and value == "cpu"
+
+
+def _is_on_default_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns whether a factory such as ``torch.randint`` creates a tensor on the host: neither it nor PyTorch's
+    defaults give it another device.
+    """
+    copies = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(args))
+    return not copies and kwargs.get("device") is None and torch.get_default_device().type == "cpu"
 
 
 def _on_cpu(value: Any) -> Any:
@@ -173,7 +231,7 @@ def fake_parts(stand: Stand, module: nn.Module, optimizers: Sequence[Optimizer])
                     setattr(part, name, stand.parameter(parameter))
             for name, buffer in buffers.items():
                 if buffer is not None:
-                    part._buffers[name] = _buffer(stand, buffer)
+                    part._buffers[name] = stand.buffer(buffer)
         for each in optimizers:
             _fake_state(stand, each)
         yield
@@ -220,11 +278,6 @@ def _drop_fakes(part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None
 
 def _has_fakes(value: Any) -> bool:
     return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
-
-
-def _buffer(stand: Stand, buffer: torch.Tensor) -> torch.Tensor:
-    """A buffer may hold small constants, such as positions; its values are known, those of a parameter are not."""
-    return stand.parameter(buffer) if buffer.device.type != "cpu" else stand.fake(buffer)
 
 
 def _fake_state(stand: Stand, optimizer: Optimizer) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from simgpu.errors import InputError
 from simgpu.recorder.autocast import replaced
@@ -18,13 +21,16 @@ _IDLE = ("synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated",
 
 @contextmanager
 def habits_of_scripts() -> Iterator[None]:
-    """Inside the context, a module stays where it is when it is moved, and a loss can be formatted.
+    """Inside the context, a module stays where it is when it is moved, a loss can be formatted, and data is loaded.
 
-    Raises `InputError` if a module's number format is changed, because the optimizer would keep the old parameters.
+    Raises `InputError` if a module's number format or memory format is changed, because the optimizer would keep the
+    old parameters.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced(nn.Module, "_apply", _apply))
         stack.enter_context(replaced(torch.Tensor, "__format__", _formatted))
+        for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+            stack.enter_context(replaced(loader, name, _on_real_tensors(getattr(loader, name))))
         if not torch.cuda.is_available():
             for name in _IDLE:
                 if hasattr(torch.cuda, name):
@@ -36,9 +42,26 @@ def _apply(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], 
     for dtype in {parameter.dtype for parameter in module.parameters()}:
         changed = function(torch.empty(0, dtype=dtype)).dtype
         if changed is not dtype:
-            what = f"it changes its number format from {dtype} to {changed} during the step"
-            raise InputError.single("record_step", "model", what, "convert it before the with block")
+            raise _changed(f"number format from {dtype} to {changed}")
+    image = torch.empty(1, 2, 2, 2)
+    if function(image).stride() != image.stride():
+        raise _changed("memory format")
     return module
+
+
+def _changed(what: str) -> InputError:
+    what = f"it changes its {what} during the step"
+    return InputError.single("record_step", "model", what, "convert it before the with block")
+
+
+def _on_real_tensors(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function, run without fake tensors: a loader's workers are processes of their own."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+
+    return run
 
 
 def _formatted(tensor: torch.Tensor, format: str) -> str:

@@ -21,7 +21,7 @@ from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
 from simgpu.recorder.clocks import CudaClock, HostClock
 from simgpu.recorder.environment import device_name, device_notes, tool_name
-from simgpu.recorder.gradient_sums import fold_sums, sums_in_place
+from simgpu.recorder.in_place_backward import fold_in_place, in_place_operands
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.watch import moved_tensors
@@ -29,7 +29,7 @@ from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import CudaOperators
-from simgpu.recorder.modelled.notes import assumed_values, modelling_notes
+from simgpu.recorder.modelled.notes import assumed_values, modelling_notes, uncounted_memory
 from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
 from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
@@ -123,7 +123,7 @@ class _Observation:
             yield "the optimizer's state is allocated in the first step: record two for the peak of later ones"
 
     def _in_place(self) -> dict[int, int]:
-        return sums_in_place(self.structure.kernels, self.ledger.blocks)
+        return in_place_operands(self.structure.kernels, self.ledger.blocks)
 
     def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
         """The kernels and blocks of the last step, and its samples: those of all its micro-batches.
@@ -137,7 +137,7 @@ class _Observation:
         ends = self.structure.ends
         same = [position for optimizer, position in ends if optimizer is ends[-1][0]]
         begin = same[-2] if len(same) > 1 else 0
-        kernels, blocks = last_step(*fold_sums(self.structure.kernels, self.ledger.blocks), begin)
+        kernels, blocks = last_step(*fold_in_place(self.structure.kernels, self.ledger.blocks), begin)
         samples: Counter[nn.Module] = Counter()
         for position, part, count in self.samples:
             samples[part] += count if position >= begin else 0
@@ -226,6 +226,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         with step.running(), loop, RealArguments(stand):
             yield recording
         requests = step.requests(f"{tool_name()} (fake tensors) for {gpu.name}", gpu.allocatable)
+        requests.notes += uncounted_memory(module)
         if assumed := assumed_values(mode).strip():
             requests.notes.append(assumed)
         dtype = _dtype(module)

@@ -1,4 +1,4 @@
-"""Where gradients meet, the trace has the sum that PyTorch's profiler shows in a run without the recorder."""
+"""Backward in the trace is in place where PyTorch's profiler shows that, in a run without the recorder."""
 
 from __future__ import annotations
 
@@ -39,9 +39,22 @@ def _square(output: Tensor) -> Tensor:
     return output.square().mean()
 
 
+_PLACES = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [6, 7], [7, 0]])
+#: Each with the operator that writes the gradient of the selected values, and whether it may be in place.
+SELECTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "maximum": (lambda h: h.max(1)[0], "aten::scatter_"),
+    "top k": (lambda h: h.topk(2)[0], "aten::scatter_"),
+    "sorted": (lambda h: h.sort(1)[0], "aten::scatter_"),
+    "gathered": (lambda h: h.gather(1, _PLACES), "aten::scatter_add_"),
+    "running maximum": (lambda h: h.cummax(1)[0], "aten::scatter_add_"),
+    "selected rows": (lambda h: h.index_select(0, _PLACES[:, 0]), "aten::index_add_"),
+    "indexed rows": (lambda h: h[_PLACES[:, 0]], "aten::_index_put_impl_"),
+    "forward's own": (lambda h: h.scatter(1, _PLACES, 0.0), "aten::scatter"),
+}
+
 #: Each with the sums of gradients that PyTorch makes: in place, or as a third tensor.
 MEETINGS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], list[str]]] = {
-    "beside a shortcut": (lambda layer, h: layer(h.relu() + h), ["aten::add_"]),
+    "with a shortcut": (lambda layer, h: layer(h.relu() + h), ["aten::add_"]),
     "of both sides of a product": (lambda layer, h: layer(h * h), ["aten::add_"]),
     "twice the same": (lambda layer, h: layer(h + h), ["aten::add"]),
     "of a weight that is used twice": (lambda layer, h: layer(layer(h).relu()), ["aten::add"]),
@@ -56,14 +69,23 @@ def _below(events: Any) -> Iterator[Any]:
         yield from _below(event.children)
 
 
-def _sums_unwatched(workload: Workload) -> list[str]:
-    """Additions that autograd's engine makes itself, next to the nodes of the graph."""
+def _selecting(use: Callable[[Tensor], Tensor]) -> Workload:
+    torch.manual_seed(0)
+    return Workload(_Meeting(lambda _, h: use(h)), (torch.randn(_WIDTH, _WIDTH),), (), _square)
+
+
+def _unwatched(workload: Workload) -> list[Any]:
+    """Everything that autograd's engine ran, by the profiler."""
     optimizer = torch.optim.SGD(workload.module.parameters(), lr=0.01)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run_iteration(workload, optimizer, NoWatcher())
     events = _below(profiler.profiler.kineto_results.experimental_event_tree())
-    engine = (event for event in events if event.name.startswith(_ENGINE))
-    return [each.name for event in engine for each in event.children if each.name in _SUMS]
+    return [event for event in events if event.name.startswith(_ENGINE)]
+
+
+def _sums_unwatched(workload: Workload) -> list[str]:
+    """Additions that autograd's engine makes itself, next to the nodes of the graph."""
+    return [each.name for event in _unwatched(workload) for each in event.children if each.name in _SUMS]
 
 
 @pytest.mark.parametrize("name", MEETINGS)
@@ -78,3 +100,13 @@ def test_gradient_sums_are_in_place_as_without_recording(name: str) -> None:
     trace = record(meeting, batch=_WIDTH, repetitions=1, warmup=1)
     backward = [kernel for kernel in trace.kernels if kernel.phase is Phase.BACKWARD]
     assert [kernel.op for kernel in backward if kernel.op in _SUMS] == expected
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_gradient_of_selected_values_is_written_in_place_as_without_recording(name: str) -> None:
+    use, expected = SELECTIONS[name]
+    assert expected in {each.name for event in _unwatched(_selecting(use)) for each in _below(event.children)}
+    trace = record(lambda batch: _selecting(use), batch=_WIDTH, repetitions=1, warmup=1)
+    backward = {kernel.op: kernel for kernel in trace.kernels if kernel.phase is Phase.BACKWARD}
+    op = backward["aten::index_put_" if expected == "aten::_index_put_impl_" else expected]
+    assert (op.writes[0] in op.reads) is expected.endswith("_")

@@ -1,7 +1,8 @@
-"""Restores in-place sums of gradients, which autograd computes differently while operators are intercepted.
+"""Restores operators that autograd runs in place, but not while operators are intercepted.
 
 Where two branches of the backward pass meet, autograd adds the second gradient into the memory of the first, if nothing
-else references that memory. While operators are intercepted, it creates a third tensor and frees the first.
+else references that memory. The backward of an operator that selects values (maximum, top k, gather, an index) writes
+into zeros that it created. While operators are intercepted, both create one more tensor and free the first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from simgpu.recorder.autocast import replaced
 from simgpu.recorder.notes import BlockNote, KernelNote
 
 _KEY = "simgpu.meeting"
+#: Operators that write into zeros in the backward of an operator that selects values: ``areAnyTensorSubclassLike`` in
+#: PyTorch's ``FunctionsManual.cpp`` decides whether in place.
+SELECTING = frozenset(
+    f"aten::{name}"
+    for name in ("scatter", "scatter_add", "index_add", "index_put", "index_fill", "put", "masked_scatter")
+)
 
 
 class _Meeting(IntEnum):
@@ -83,14 +90,14 @@ def fits_in_first(operands: Sequence[Any]) -> bool:
     return not first._is_view() and first.untyped_storage()._cdata != second.untyped_storage()._cdata
 
 
-def sums_in_place(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> dict[int, int]:
-    """Returns the first operand of each sum of gradients that is computed in place, by its result.
+def in_place_operands(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> dict[int, int]:
+    """Returns the first operand of each operator that autograd runs in place, by its result.
 
-    A sum is in place if its first operand was freed right after it.
+    An operator that may be in place is so if its first operand was freed right after it.
     """
     result = {}
     for place, kernel in enumerate(kernels):
-        if kernel.sums_gradients:
+        if kernel.may_be_in_place:
             first, total = kernel.reads[0], kernel.writes[0]
             freed = blocks[first].release == place and not blocks[first].persistent
             if freed and blocks[first].bytes == blocks[total].bytes:
@@ -98,14 +105,16 @@ def sums_in_place(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) ->
     return result
 
 
-def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tuple[list[KernelNote], list[BlockNote]]:
-    """Returns the notes with each sum of gradients in place, if its first operand was freed right after it."""
+def fold_in_place(
+    kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]
+) -> tuple[list[KernelNote], list[BlockNote]]:
+    """Returns the notes with each operator of `in_place_operands` in place."""
     stands_for = list(range(len(blocks)))
     folded = list(blocks)
-    in_place = sums_in_place(kernels, blocks)
-    summed = set()
+    in_place = in_place_operands(kernels, blocks)
+    written = set()
     for place, kernel in enumerate(kernels):
-        if kernel.sums_gradients and in_place.get(kernel.writes[0]) == kernel.reads[0]:
+        if kernel.may_be_in_place and in_place.get(kernel.writes[0]) == kernel.reads[0]:
             first, result = kernel.reads[0], kernel.writes[0]
             root = stands_for[result] = stands_for[first]
             created, lasting = blocks[root], blocks[result]
@@ -119,7 +128,7 @@ def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tup
                 entries=lasting.entries,
                 dumped=created.dumped | lasting.dumped,
             )
-            summed.add(place)
+            written.add(place)
     retained = [number for number in range(len(blocks)) if stands_for[number] == number]
     renumbered = {number: place for place, number in enumerate(retained)}
 
@@ -129,7 +138,7 @@ def fold_sums(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> tup
     notes = [
         replace(
             kernel,
-            op=f"{kernel.op}_" if place in summed else kernel.op,
+            op=f"{kernel.op}_" if place in written else kernel.op,
             reads=now(kernel.reads),
             writes=now(kernel.writes),
         )

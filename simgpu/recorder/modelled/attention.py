@@ -1,0 +1,115 @@
+"""``scaled_dot_product_attention`` as PyTorch runs it on CUDA: flash, memory-efficient, or plain products.
+
+The conditions are those of ``ATen/native/transformers/cuda/sdp_utils.cpp``. cuDNN's attention is not modelled: recent
+versions of PyTorch prefer it on Hopper and later, if cuDNN is newer than 9.15. It stores what flash attention stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import pad
+
+_HALF = (torch.float16, torch.bfloat16)
+#: Architectures that flash attention supports, with half-precision numbers only.
+_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
+#: Architectures whose tensor cores compute half-precision numbers only.
+_FIRST_TENSOR_CORES = frozenset(("volta", "turing"))
+#: The widest heads that flash attention supports. It pads their width to a multiple of `_FLASH_WIDTH`.
+_WIDEST, _FLASH_WIDTH = 256, 8
+#: The memory of each row of a mask that is added to scores is padded to a multiple of this many values.
+_MASK_WIDTH = 16
+
+
+class Attention:
+    """``scaled_dot_product_attention`` on a GPU of this architecture; None: of one without tensor cores."""
+
+    def __init__(self, architecture: str | None) -> None:
+        self._has_flash = architecture in _FLASH
+        self._on_tensor_cores: Sequence[torch.dtype] = ()
+        if self._has_flash or architecture in _FIRST_TENSOR_CORES:
+            self._on_tensor_cores = (*_HALF, torch.float32) if self._has_flash else _HALF
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Computes attention; the arguments are those of ``torch.nn.functional.scaled_dot_product_attention``."""
+        aten = torch.ops.aten
+        if self._uses_flash(query, key, value, attn_mask, is_causal, enable_gqa):
+            width = query.shape[-1]
+            factor = width**-0.5 if scale is None else scale
+            padded = [pad(x, (0, -width % _FLASH_WIDTH)) if width % _FLASH_WIDTH else x for x in (query, key, value)]
+            result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=factor)[0]
+            return result[..., :width] if width % _FLASH_WIDTH else result
+        if self._uses_efficient(query, key, value):
+            saves = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            return aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, saves, dropout_p, is_causal, scale=scale
+            )[0]
+        return aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+    def _uses_flash(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        is_causal: bool,
+        enable_gqa: bool,
+    ) -> bool:
+        width, heads = query.shape[-1], _heads(query, key, value)
+        return (
+            self._has_flash
+            and query.dtype in _HALF
+            and attn_mask is None
+            and _are_dense(query, key, value)
+            and (len(set(heads)) == 1 or (enable_gqa and heads[1] == heads[2] and heads[0] % heads[1] == 0))
+            and width == key.shape[-1] == value.shape[-1] <= _WIDEST
+            and not (is_causal and query.shape[-2] != key.shape[-2])
+        )
+
+    def _uses_efficient(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        if query.dtype not in (*_HALF, torch.float32) or (query.dtype is torch.bfloat16 and not self._has_flash):
+            return False
+        step = 128 // torch.finfo(query.dtype).bits if query.dtype in self._on_tensor_cores else 1
+        return (
+            _are_dense(query, key, value)
+            and len(set(_heads(query, key, value))) == 1
+            and query.shape[-1] == key.shape[-1]
+            and query.shape[-1] % step == value.shape[-1] % step == 0
+        )
+
+
+def _are_dense(*tensors: torch.Tensor) -> bool:
+    """Returns whether all have four dimensions, one batch size, tokens, and values next to each other in memory."""
+    return (
+        all(x.dim() == 4 and x.shape[-2] > 0 and x.stride(-1) == 1 for x in tensors)
+        and len({x.shape[0] for x in tensors}) == 1
+    )
+
+
+def _heads(*tensors: torch.Tensor) -> list[int]:
+    return [x.shape[-3] if x.dim() > 2 else 0 for x in tensors]
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Returns the bias that is added to the scores, expanded to all heads; a boolean mask becomes 0 or -infinity."""
+    if mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+    tokens = mask.shape[-1]
+    if tokens % _MASK_WIDTH:
+        mask = pad(mask, (0, -tokens % _MASK_WIDTH))[..., :tokens]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

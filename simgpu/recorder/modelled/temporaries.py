@@ -1,0 +1,136 @@
+"""Temporaries that CUDA operators allocate and free when they end, from PyTorch's source.
+
+- Fused attention sums the gradient of the queries in float32 in backward, and the products of gradient and result by
+  row (``flash_api.cpp``; ``attention_backward.cu`` and ``kernel_backward.h``, whose blocks are taken as 64 x 64).
+- Layer normalization and softmax copy operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``,
+  ``SoftMax.cu``).
+- A loss that is one operator computes the loss of every value, then reduces it (``ATen/native/Loss.cpp``).
+- The gradient of an embedding of more than 3,072 indices sums pieces of rows in float32
+  (``ATen/native/cuda/EmbeddingBackwardKernel.cu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from simgpu.recorder.allocation_log import Hidden, Life
+
+_FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
+_EFFICIENT_BACKWARD = "_scaled_dot_product_efficient_attention_backward"
+#: Rows and columns of a block of memory-efficient attention's sums.
+_BLOCK = 64
+#: Arguments that an operator copies if they are not contiguous.
+_COPIED = MappingProxyType(
+    {
+        "native_layer_norm": ("input",),
+        "native_layer_norm_backward": ("input", "grad_out"),
+        "_softmax": ("self",),
+        "_log_softmax": ("self",),
+        "_softmax_backward_data": ("grad_output", "output"),
+        "_log_softmax_backward_data": ("grad_output", "output"),
+        "embedding_dense_backward": ("grad_output",),
+    }
+)
+#: Losses by the number of tensors with the loss of every value that they allocate.
+_LOSSES = MappingProxyType(
+    {
+        "mse_loss": 1,
+        "smooth_l1_loss": 1,
+        "huber_loss": 1,
+        "binary_cross_entropy": 1,
+        "binary_cross_entropy_with_logits": 2,
+    }
+)
+#: Value of a loss's argument `reduction` without one.
+_NO_REDUCTION = 0
+#: Indices up to which an embedding's gradient is summed without temporaries, and those in each piece beyond that.
+_FEW_INDICES, _PIECE = 3_072, 10
+
+
+def temporaries(name: str, given: Mapping[str, Any]) -> Sequence[Hidden]:
+    """Returns the temporaries of an operator, in order. name: without namespace. given: arguments by name."""
+    own = _OWN.get(name)
+    copied = [given[argument] for argument in _COPIED.get(name, ())]
+    copies = [_temporary(_bytes(each), 0, "contiguous copy") for each in copied if not each.is_contiguous()]
+    return [*copies, *(own(given) if own is not None else ())]
+
+
+def has_temporaries(name: str) -> bool:
+    """Returns whether an operator may have temporaries."""
+    return name in _OWN or name in _COPIED
+
+
+def _flash_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
+    """Memory of flash attention's backward, after the three gradients."""
+    query, key = given["query"], given["key"]
+    batch, heads, tokens, width = query.shape
+    rows, padded = batch * heads, ceil(tokens / 128) * 128
+    sums = _temporary(4 * rows * padded, 3, "row sums")
+    query_sums = _temporary(4 * rows * padded * ceil(width / 32) * 32, 3, "gradient of queries")
+    if key.shape[1] == heads:
+        return sums, query_sums
+    expanded = batch * key.shape[2] * heads * width * query.element_size()
+    return (sums, query_sums, *[_temporary(expanded, 3, "gradient of each head")] * 2)
+
+
+def _efficient_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
+    """Memory of memory-efficient attention's backward, after the three gradients."""
+    query = given["query"]
+    batch, heads, tokens, width = query.shape
+    rows = batch * heads
+    blocks = rows * ceil(tokens / _BLOCK) * ceil(width / _BLOCK)
+    workspace = _temporary(blocks * (16 + 4 * _BLOCK * _BLOCK), 3, "gradient of queries")
+    sums = _temporary(4 * rows * tokens, 3, "row sums")
+    if query.dtype is not torch.float32:
+        return sums, workspace
+    return Hidden(4 * given["out"].numel(), 3, Life.MOMENT, "gradient times result"), sums, workspace
+
+
+def _loss(count: int) -> Callable[[Mapping[str, Any]], Sequence[Hidden]]:
+    def of(given: Mapping[str, Any]) -> Sequence[Hidden]:
+        values, target = given["self"], given["target"]
+        if given["reduction"] == _NO_REDUCTION:
+            return ()
+        size = torch.broadcast_shapes(values.shape, target.shape).numel() * values.element_size()
+        return [_temporary(size, 0, "loss of each value")] * count
+
+    return of
+
+
+def _embedding_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
+    gradient, indices, rows = given["grad_output"], given["indices"], given["num_weights"]
+    count, step = indices.numel(), indices.element_size()
+    if count <= _FEW_INDICES and not given["scale_grad_by_freq"]:
+        return ()
+    segments = min(count, rows)
+    pieces = count // _PIECE + segments
+    accumulated = max(4, gradient.element_size())
+    return (
+        *[_temporary(count * step, 0, "sorted indices")] * 2,
+        *[_temporary(segments * step, 1, "places of rows")] * 3,
+        _temporary(pieces * step, 1, "places of pieces"),
+        _temporary(pieces * gradient.shape[-1] * accumulated, 1, "sums of pieces"),
+    )
+
+
+_OWN: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Hidden]]] = MappingProxyType(
+    {
+        _FLASH_BACKWARD: _flash_backward,
+        _EFFICIENT_BACKWARD: _efficient_backward,
+        "embedding_dense_backward": _embedding_backward,
+        **{name: _loss(count) for name, count in _LOSSES.items()},
+    }
+)
+
+
+def _temporary(size: int, after: int, what: str) -> Hidden:
+    return Hidden(size, after, Life.OPERATOR, what)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
