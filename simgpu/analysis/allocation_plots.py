@@ -25,6 +25,8 @@ _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
 _REGION, _REGION_EDGE = "#E8EEF7", "#4477AA"
 #: Regions that are drawn at most, in rows by their depth, each of these inches.
 _MOST_REGIONS, _DEPTHS, _REGION_INCHES = 40, 4, 0.3
+#: A capacity above this multiple of the reserved memory is not drawn, because it would flatten the rest.
+_FAR = 2
 _FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
 
 
@@ -44,6 +46,7 @@ def plot_allocations(
     shown: Sequence[str] = (),
     *,
     failed: int | None = None,
+    capacity: int | None = None,
     title: str = "",
     regions: Sequence[tuple[int, int, int, str]] = (),
     marked: int = 0,
@@ -51,9 +54,9 @@ def plot_allocations(
     """Requested, allocated and reserved memory above the map of segments, over the events of a recording.
 
     levels: these bytes after each event, one row each. holders: the line of code of each allocation. shown: lines that
-    get a colour of their own, at most eight. failed: the event at which memory ran out. regions: what the program
-    marked, as (first event, end, depth, name); the longest 40 are drawn, in a row for each depth below 4. marked:
-    how many there are in all.
+    get a colour of their own, at most eight. failed: the event at which memory ran out. capacity: bytes for the
+    allocator, drawn if it is at most twice what was reserved. regions: what the program marked, as (first event, end,
+    depth, name); the longest 40 are drawn, in a row for each depth below 4. marked: how many there are in all.
     """
     drawn = [each for each in sorted(regions, key=lambda each: each[0] - each[1]) if each[2] < _DEPTHS][:_MOST_REGIONS]
     strip = _REGION_INCHES * (1 + max(each[2] for each in drawn)) if drawn else 0.0
@@ -66,7 +69,7 @@ def plot_allocations(
     if failed is not None:
         for ax in (upper, lower):
             ax.axvline(failed, label="out of memory", **_FAILURE)
-    _levels(upper, levels)
+    _levels(upper, levels, capacity)
     _segment_map(lower, trace, holders, shown[: len(COLOURS)])
     lower.set_xlim(0, max(len(trace.events), 1))
     lower.set_xlabel("event")
@@ -116,13 +119,15 @@ def _regions(ax: Axes, drawn: Sequence[tuple[int, int, int, str]], events: int, 
         ax.spines[side].set_visible(False)
 
 
-def _levels(ax: Axes, levels: NDArray[np.int64]) -> None:
+def _levels(ax: Axes, levels: NDArray[np.int64], capacity: int | None) -> None:
     unit, name = _unit(int(levels.max(initial=1)))
     requested, allocated, reserved = levels / unit
     events = np.arange(levels.shape[1])
     ax.fill_between(events, 0, requested, step="post", color=LIVE_COLOUR, linewidth=0, label="requested")
     ax.fill_between(events, requested, allocated, step="post", color=PADDING_COLOUR, linewidth=0, label="allocated")
     ax.step(events, reserved, where="post", color=RESERVED_COLOUR, linewidth=1.4, label="reserved")
+    if capacity is not None and capacity <= _FAR * levels.max(initial=1):
+        ax.axhline(capacity / unit, label="capacity", color="black", linewidth=1.2)
     ax.set_ylim(bottom=0)
     ax.set_ylabel(f"memory ({name})")
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)

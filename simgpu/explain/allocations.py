@@ -172,16 +172,27 @@ class AllocationReport:
         return facts_html(self.facts())
 
     def plot(self) -> Figure:
-        """The recording as a matplotlib figure: memory over events, above where each allocation was."""
+        """The recording as a matplotlib figure: memory over events, above where each allocation was.
+
+        Where the capacity does not suffice, the rest is drawn as if memory had no limit.
+        """
         from simgpu.analysis.allocation_plots import plot_allocations
 
         trace, failure = self.trace, self.failure
         shown = [holder.where for holder in self.holders]
-        failed = failure.event if failure is not None and failure.recorded else None
+        failed = failure.event if failure is not None else None
         title = f"{trace.name}, GPU {trace.gpu}: {trace.tool}"
         regions = [(each.begin, each.end, each.depth, each.name) for each in self.regions]
         return plot_allocations(
-            trace, self.levels, self.where, shown, failed=failed, title=title, regions=regions, marked=self.marked
+            trace,
+            self.levels,
+            self.where,
+            shown,
+            failed=failed,
+            capacity=self.capacity,
+            title=title,
+            regions=regions,
+            marked=self.marked,
         )
 
 

@@ -158,7 +158,9 @@ def _without_loss(name: str, parts: tuple[Any, ...], batch: int, specs: Mapping[
         raise ask_for_inputs(name, module)
     _check_batch(name, inputs, batch)
     labels, loss = find_loss(name, module, inputs, batch, given)
-    return Workload(module, inputs, labels, loss, data=f"{data} and random labels" if labels else data)
+    return Workload(
+        module, inputs, labels, loss, data=f"{data} and random labels (loss: cross-entropy)" if labels else data
+    )
 
 
 def _check_batches(name: str, batches: object) -> None:

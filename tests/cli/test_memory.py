@@ -90,6 +90,15 @@ def test_a_figure_shows_memory_above_the_map_of_segments(tmp_path: Path) -> None
     assert 0 < len(lower.collections[0].get_paths()) <= allocations
 
 
+def test_a_figure_shows_the_capacity_and_where_it_does_not_suffice(tmp_path: Path) -> None:
+    trace = load_snapshot(growing(tmp_path / "loop.pickle"))
+    shown = {}
+    for capacity in (48 * MIB, 100 * MIB, 10**12):
+        upper, _ = explain_allocations(trace, capacity).plot().axes
+        shown[capacity] = {"capacity", "out of memory"} & set(upper.get_legend_handles_labels()[1])
+    assert list(shown.values()) == [{"capacity", "out of memory"}, {"capacity"}, set()]
+
+
 def test_an_imported_snapshot_is_explained_like_the_snapshot(tmp_path: Path) -> None:
     snapshot = growing(tmp_path / "loop.pickle")
     done = simgpu("trace", "import", snapshot, "-o", tmp_path / "allocations")

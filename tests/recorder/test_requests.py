@@ -207,6 +207,11 @@ def test_memory_that_is_not_counted_is_noted(monkeypatch: pytest.MonkeyPatch) ->
         return Recurrent(), torch.ones(batch, 3, 4), (), lambda y: y.sum()
 
     (note,) = simgpu.record_requests(recurrent, batch=2, gpu="h100").notes
-    assert note == "LSTM: modelled step by step; cuDNN runs all steps at once, with memory of its own"
+    assert note == "LSTM: modelled step by step; cuDNN runs all steps at once, with memory of its own."
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     assert "cudnn.benchmark is on" in simgpu.record_requests(recurrent, batch=2, gpu="h100").notes[1]
+
+
+def test_loss_is_noted_where_the_factory_gives_none() -> None:
+    program = simgpu.record_requests(lambda batch: (nn.Linear(4, 3), torch.ones(batch, 4)), batch=2, gpu="h100")
+    assert program.notes == ["Loss: cross-entropy of random labels, because the factory returns no loss."]

@@ -11,6 +11,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.modelled.fake_tensors import FakeTensors
 from simgpu.recorder.modelled.operations import OperatorWork
 from simgpu.recorder.notes import KernelNote
+from simgpu.recorder.workload import Workload, cross_entropy_of_scores
 from simgpu.workloads.timemodel.formats import model_notes
 
 
@@ -44,10 +45,16 @@ def assumed_values(mode: FakeTensors) -> str:
     return notes
 
 
+def assumed_loss(workload: Workload) -> Iterator[str]:
+    """Yields what the loss is, where the factory gives none."""
+    if workload.loss is cross_entropy_of_scores:
+        yield "Loss: cross-entropy of random labels, because the factory returns no loss."
+
+
 def uncounted_memory(*parts: object) -> Iterator[str]:
     """Yields what the modelled memory of these modules leaves out; parts that are no modules are ignored."""
     modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
     if recurrent := sorted({type(module).__name__ for module in modules if isinstance(module, nn.RNNBase)}):
-        yield f"{', '.join(recurrent)}: modelled step by step; cuDNN runs all steps at once, with memory of its own"
+        yield f"{', '.join(recurrent)}: modelled step by step; cuDNN runs all steps at once, with memory of its own."
     if torch.backends.cudnn.benchmark:
-        yield "torch.backends.cudnn.benchmark is on: the workspaces of the algorithms that cuDNN tries are not counted"
+        yield "torch.backends.cudnn.benchmark is on: the workspaces of the algorithms that cuDNN tries are not counted."

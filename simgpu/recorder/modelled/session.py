@@ -26,7 +26,7 @@ from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import CudaOperators
-from simgpu.recorder.modelled.notes import assumed_values, modelling_notes, uncounted_memory
+from simgpu.recorder.modelled.notes import assumed_loss, assumed_values, modelling_notes, uncounted_memory
 from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
@@ -103,7 +103,9 @@ class ModelledSession:
         choices = all_algorithms(prices, kernels, work.calls)
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
-        info = replace(info, notes=f"{info.notes}{assumed_values(mode)}{autocasts.notes}")
+        info = replace(
+            info, notes=" ".join((f"{info.notes}{assumed_values(mode)}{autocasts.notes}", *assumed_loss(workload)))
+        )
         return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
 
     def requests(self, loop: TrainingLoop) -> MemoryRequests:
@@ -116,7 +118,7 @@ class ModelledSession:
             hidden = CudaOperators(self.gpu.architecture, prices_of(self.gpu)[0])
             stack.enter_context(no_garbage_collection())
             stack.enter_context(self._explained())
-            program.notes += uncounted_memory(workload.module, workload.loss)
+            program.notes += [*assumed_loss(workload), *uncounted_memory(workload.module, workload.loss)]
             watch_loop(workload, partial(self._optimizer, stack, mode), loop, hidden, self._on_host, program)
         return program
 
