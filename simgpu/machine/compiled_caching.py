@@ -1,13 +1,15 @@
 """PyTorch's caching allocator with its default rules over arrays, compiled. Imports numba.
 
-blocks[m, b]: blocks of memory m, free and allocated. order[m, kind, k]: the free ones, small and large, by size and
-address. `simgpu.memory.caching` explains the rules.
+blocks[m, b]: blocks of memory m, free and allocated. order[m, kind, k]: numbers and bytes of the free ones, small and
+large, by size and address. `simgpu.memory.caching` explains the rules.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from simgpu.compiling import compiled
 
@@ -22,30 +24,43 @@ START, BYTES, BEFORE, BEHIND, FREE = range(5)
 RESERVED, UNUSED, FREE_BLOCKS, LEFT, OVERFLOW, NOTED = 9, 10, 11, 13, 14, 15
 COLUMNS = 16
 _MIB = 2**20
+#: Places of the order are unsigned in loops: numba would count negative ones from the end, which costs time.
+_ONE = np.uint64(1)
 
 
 @_memory
 def _position(memory: Any, m: Any, kind: Any, size: Any, start: Any, blocks: Any, order: Any) -> Any:
     """The first free block that is not before this size and address."""
-    low, high = 0, memory[m, FREE_BLOCKS + kind]
+    low, high, line = np.uint64(0), np.uint64(memory[m, FREE_BLOCKS + kind]), order[m, kind]
     while low < high:
-        middle = (low + high) >> 1
-        b = order[m, kind, middle]
-        bytes = blocks[m, b, BYTES]
-        if bytes < size or (bytes == size and blocks[m, b, START] < start):
-            low = middle + 1
+        middle = (low + high) >> _ONE
+        bytes = line[middle, 1]
+        if bytes < size or (bytes == size and blocks[m, line[middle, 0], START] < start):
+            low = middle + _ONE
         else:
             high = middle
-    return low
+    return np.int64(low)
+
+
+@_memory
+def _shift(m: Any, kind: Any, source: Any, target: Any, order: Any) -> None:
+    """Move the gap at one place of the order to another."""
+    line = order[m, kind]
+    k, end = np.uint64(source), np.uint64(target)
+    while k < end:
+        line[k, 0], line[k, 1] = line[k + _ONE, 0], line[k + _ONE, 1]
+        k += _ONE
+    while k > end:
+        line[k, 0], line[k, 1] = line[k - _ONE, 0], line[k - _ONE, 1]
+        k -= _ONE
 
 
 @_memory
 def _insert(memory: Any, m: Any, kind: Any, b: Any, blocks: Any, order: Any) -> None:
     """Add a block to the free ones."""
     at = _position(memory, m, kind, blocks[m, b, BYTES], blocks[m, b, START], blocks, order)
-    for k in range(memory[m, FREE_BLOCKS + kind], at, -1):
-        order[m, kind, k] = order[m, kind, k - 1]
-    order[m, kind, at] = b
+    _shift(m, kind, memory[m, FREE_BLOCKS + kind], at, order)
+    order[m, kind, at, 0], order[m, kind, at, 1] = b, blocks[m, b, BYTES]
     memory[m, FREE_BLOCKS + kind] += 1
     blocks[m, b, FREE] = 1
 
@@ -53,10 +68,9 @@ def _insert(memory: Any, m: Any, kind: Any, b: Any, blocks: Any, order: Any) -> 
 @_memory
 def _remove(memory: Any, m: Any, kind: Any, at: Any, blocks: Any, order: Any) -> None:
     """Remove the free block at a place of the order."""
-    blocks[m, order[m, kind, at], FREE] = 0
+    blocks[m, order[m, kind, at, 0], FREE] = 0
     memory[m, FREE_BLOCKS + kind] -= 1
-    for k in range(at, memory[m, FREE_BLOCKS + kind]):
-        order[m, kind, k] = order[m, kind, k + 1]
+    _shift(m, kind, at, memory[m, FREE_BLOCKS + kind], order)
 
 
 @_memory
@@ -86,16 +100,6 @@ def segment_size(size: Any) -> Any:
 
 
 @_memory
-def _shift(m: Any, kind: Any, source: Any, target: Any, order: Any) -> None:
-    """Move the gap at one place of the order to another."""
-    line = order[m, kind]
-    for k in range(source, target):
-        line[k] = line[k + 1]
-    for k in range(source, target, -1):
-        line[k] = line[k - 1]
-
-
-@_memory
 def _splits(kind: Any, rest: Any) -> Any:
     """Whether what a block has more than its request is worth a block of its own."""
     return rest > _MIB if kind == 1 else rest >= 512
@@ -120,7 +124,7 @@ def cached(memory: Any, m: Any, size: Any, blocks: Any, order: Any) -> Any:
     at = _position(memory, m, kind, size, 0, blocks, order)
     if at == memory[m, FREE_BLOCKS + kind]:
         return -1
-    b = order[m, kind, at]
+    b = order[m, kind, at, 0]
     if not _splits(kind, blocks[m, b, BYTES] - size):
         _remove(memory, m, kind, at, blocks, order)
         return b
@@ -128,7 +132,7 @@ def cached(memory: Any, m: Any, size: Any, blocks: Any, order: Any) -> Any:
     # What is left is smaller, so its place is not behind that of the whole block.
     to = _position(memory, m, kind, blocks[m, other, BYTES], blocks[m, other, START], blocks, order)
     _shift(m, kind, at, to, order)
-    order[m, kind, to] = other
+    order[m, kind, to, 0], order[m, kind, to, 1] = other, blocks[m, other, BYTES]
     blocks[m, other, FREE], blocks[m, b, FREE], blocks[m, b, BYTES] = 1, 0, size
     return b
 
@@ -137,7 +141,7 @@ def cached(memory: Any, m: Any, size: Any, blocks: Any, order: Any) -> Any:
 def unused_segment(memory: Any, m: Any, kind: Any, blocks: Any, order: Any) -> Any:
     """Take a segment that is one free block away from the free ones; -1 if there is none."""
     for at in range(memory[m, FREE_BLOCKS + kind]):
-        b = order[m, kind, at]
+        b = order[m, kind, at, 0]
         if blocks[m, b, BEFORE] < 0 and blocks[m, b, BEHIND] < 0:
             _remove(memory, m, kind, at, blocks, order)
             memory[m, RESERVED] -= blocks[m, b, BYTES]
@@ -170,7 +174,7 @@ def _grow(memory: Any, m: Any, kind: Any, b: Any, at: Any, start: Any, size: Any
     """A free block takes a larger range, from the place in the order of the one that it takes in."""
     to = _position(memory, m, kind, size, start, blocks, order) - 1
     _shift(m, kind, at, to, order)
-    order[m, kind, to] = b
+    order[m, kind, to, 0], order[m, kind, to, 1] = b, size
     blocks[m, b, START], blocks[m, b, BYTES], blocks[m, b, FREE] = start, size, 1
 
 
@@ -221,7 +225,7 @@ def write_layout(memory: Any, m: Any, addresses: Any, blocks: Any, order: Any, l
     at = count
     for kind in range(2):
         for k in range(memory[m, FREE_BLOCKS + kind]):
-            b = order[m, kind, k]
+            b = order[m, kind, k, 0]
             layout[at], layout[at + 1] = blocks[m, b, START], blocks[m, b, BYTES]
             at += 2
     layout[at] = -1

@@ -228,18 +228,18 @@ def _unmet(queues: Ints, tables: ProgramTables, at: Ints, memory: Ints, spaces: 
     from simgpu.machine import compiled_caching as caching
     from simgpu.machine import compiled_pools as pools
 
-    holes, blocks, order = spaces
+    holes, _, order = spaces
     unmet = []
     for m in np.flatnonzero(queues[:, 0]).tolist():
         stream, used = int(queues[m, 1]), int(memory[m, pools.USED])
         hole = int(memory[m, pools.LIMIT]) - used
         if memory[m, pools.PLACING] == pools.PLACED:
             hole = int(holes[m, : memory[m, pools.HOLES], 1].max(initial=0))
-        elif blocks is not None and order is not None and memory[m, pools.PLACING] == pools.CACHED:
+        elif order is not None and memory[m, pools.PLACING] == pools.CACHED:
             hole = int(memory[m, pools.LIMIT] - memory[m, caching.RESERVED])
             for kind in range(2):
-                free = order[m, kind, : memory[m, caching.FREE_BLOCKS + kind]]
-                hole = max(hole, int(blocks[m, free, caching.BYTES].max(initial=0)))
+                count = memory[m, caching.FREE_BLOCKS + kind]
+                hole = max(hole, int(order[m, kind, :count, 1].max(initial=0)))
         requested = tables.requests[tables.numbers[at[stream]], 1]
         unmet.append(Unmet(m, stream, int(requested), used, hole, int(memory[m, caching.RESERVED])))
     return unmet
@@ -275,7 +275,7 @@ def _memory_arrays(
     spaces: _Spaces = holes, None, None
     if slots:
         cached = np.zeros((len(memory), slots, 5), dtype=np.int64)
-        spaces = holes, cached, np.zeros((len(memory), 2, slots), dtype=np.int64)
+        spaces = holes, cached, np.zeros((len(memory), 2, slots, 2), dtype=np.int64)
     asks = np.flatnonzero((code == RELEASE) | (code == ACQUIRE))
     places = tables.places[columns.streams_of(asks), columns.rows[asks, 1]]
     changes = iterations * np.bincount(places, executed[asks], minlength=len(memory)).astype(np.int64)
@@ -325,7 +325,7 @@ def _write_caching(pool: CachingPool, m: int, memory: Ints, addresses: Ints, spa
     blocks[m, : len(held)] = table_of(rows, 5)
     for kind, small in enumerate((True, False)):
         free = [block for each in pool.allocator.pools.values() if each.small is small for block in each]
-        order[m, kind, : len(free)] = [numbers[id(block)] for block in free]
+        order[m, kind, : len(free)] = table_of([(numbers[id(block)], block.size) for block in free], 2)
         memory[m, caching.FREE_BLOCKS + kind] = len(free)
     addresses[m, list(pool.held)] = [numbers[id(block)] for block in pool.held.values()]
     slots = blocks.shape[1]
