@@ -29,13 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Checks that each test is in at most one set, scales random tests, and draws a sample of tests."""
+    """Checks that each test is in at most one set, scales random tests, draws a sample, puts compiling tests first."""
     both = [item.nodeid for item in items if {"slow", "exhaustive"} <= {mark.name for mark in item.iter_markers()}]
     if both:
         raise pytest.UsageError(f"marked both slow and exhaustive: {', '.join(both)}; remove one of the marks")
     scale_examples(items, config.getoption("--examples"))
     share = config.getoption("--sample")
-    items[:] = [item for item in items if crc32(item.nodeid.encode()) % share == 0]
+    drawn = [item for item in items if crc32(item.nodeid.encode()) % share == 0]
+    items[:] = sorted(drawn, key=lambda item: item.get_closest_marker("compiles") is None)
 
 
 def pytest_collection_finish() -> None:

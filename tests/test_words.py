@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pytest
 
 from simgpu.cli import main
 
@@ -57,6 +58,7 @@ def names_in(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
+@pytest.mark.slow
 def test_identifiers_and_keys_use_established_terms() -> None:
     offenders = {}
     for path in SOURCES:
@@ -96,6 +98,7 @@ def test_commands_and_options_use_established_terms() -> None:
     assert not [place for place in options if words_of(place[1]) & DIALECT]
 
 
+@pytest.mark.slow
 def test_documents_docstrings_and_messages_use_established_terms() -> None:
     offenders = []
     for path in (*DOCUMENTS, *(path for path in SOURCES if path.is_relative_to(ROOT / "simgpu"))):

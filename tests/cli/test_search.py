@@ -26,6 +26,7 @@ def refused(*arguments: object) -> str:
     return " ".join(done.stderr.split())
 
 
+@pytest.mark.compiles
 def test_search_shows_the_convergence_and_result_of_a_scenario() -> None:
     lines = shown("quickstart")
     names = [line.split()[0] for line in lines[:12] if line]

@@ -79,6 +79,7 @@ def test_improvements_are_given_per_network_and_for_the_sums(result: StudyResult
     assert published_rows(result)[0][0] == "vDNN over none, sum, largest batch"
 
 
+@pytest.mark.slow
 def test_without_a_limit_or_a_fitting_batch_there_is_no_largest_batch(result: StudyResult) -> None:
     assert result.cells["recorded", "tiny"].out_of_memory
     assert result.cells["recorded", "endless"].refused

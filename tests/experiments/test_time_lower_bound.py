@@ -28,6 +28,7 @@ ASYNCHRONOUS = [
 ]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(st.integers(500, 1000))
 def test_no_asynchronous_policy_is_faster_than_the_lower_bound(budget: int):

@@ -44,6 +44,7 @@ def test_expandable_segments_help_where_freed_blocks_are_too_small() -> None:
     assert expandable <= 120 * MIB < as_it_is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", ["caching", "counting"])
 def test_each_remedy_is_what_a_run_with_it_gives(pool: str) -> None:
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
@@ -83,6 +84,7 @@ def test_what_a_trace_does_not_allow_is_said() -> None:
         what_helps(growing(), NODE, "capuchin", pool="caching", budget=120 * MIB)
 
 
+@pytest.mark.slow
 def test_explain_shows_what_helps() -> None:
     arguments = ("explain", "--trace", "resnet20-cifar-cpu", "--node", "laptop-2gb", "--memory", "45MiB")
     arguments += ("--policy", "none", "--set", "pool=caching", "-q")

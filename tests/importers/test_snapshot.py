@@ -278,6 +278,7 @@ def test_a_hostile_pickle_is_refused_without_running_it(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_lists_that_repeat_one_segment_many_times_cost_little(tmp_path: Path) -> None:
     """Its 200 kB would be 10^10 blocks."""
     block = {"size": 512, "state": "inactive"}

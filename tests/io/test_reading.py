@@ -78,6 +78,7 @@ def _only_packs(tree: ast.AST) -> bool:
     return all(_writes(call) for call in calls if ast.unparse(call.func) in ("gzip.GzipFile", "zipfile.ZipFile"))
 
 
+@pytest.mark.slow
 def test_only_the_modules_with_input_limits_read_files() -> None:
     others = {}
     for path in MODULES:

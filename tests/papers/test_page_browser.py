@@ -106,6 +106,7 @@ def test_the_search_matches_the_text_of_a_claim(at: Chrome) -> None:
     assert run(at, SHOWN) == CLAIMS
 
 
+@pytest.mark.slow
 def test_a_link_to_a_claim_that_is_not_shown_shows_it(at: Chrome) -> None:
     press(at, "off")
     run(at, 'location.hash = "sample.opinion"')
@@ -113,6 +114,7 @@ def test_a_link_to_a_claim_that_is_not_shown_shows_it(at: Chrome) -> None:
     assert "sample.opinion" in run(at, SHOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [500, 800, 1200, 2000])
 def test_the_page_is_never_wider_than_the_window(at: Chrome, width: int) -> None:
     at.set_window_size(width, 900)

@@ -356,6 +356,7 @@ def test_a_hundred_thousand_spans_are_painted_within_a_frame(at: Callable[..., C
     assert len(colours(browser)) > 10
 
 
+@pytest.mark.slow
 def test_the_segment_map_names_what_is_at_an_address(at: Callable[..., Chrome], tmp_path: Path) -> None:
     """The map is 240 pixels high, above the axis of 24."""
     comparison = cached()

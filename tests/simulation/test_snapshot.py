@@ -109,6 +109,7 @@ def test_address_ranges_are_those_of_the_runs_curves(
         assert allocator or all(any(low <= a and b <= high for low, high in segments) for a, b in blocks)
 
 
+@pytest.mark.slow
 def test_several_gpus_have_a_snapshot_and_address_ranges_each(tmp_path: Path) -> None:
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")
     node = replace(node, gpus=2, gpu=replace(node.gpu, dram_bandwidth=10**12))

@@ -29,6 +29,7 @@ def networks() -> list[Trace]:
     ]
 
 
+@pytest.mark.slow
 def test_the_geometric_mean_ratio_over_eight_sizes_is_the_published_one() -> None:
     ratios = []
     for trace in networks():

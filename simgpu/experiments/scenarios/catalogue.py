@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -56,10 +58,11 @@ def shipped_studies() -> Mapping[str, str]:
     return _shipped(STUDY_SCHEMA)
 
 
+@cache
 def _shipped(schema: str) -> Mapping[str, str]:
     results = {}
     for name in shipped_names("scenarios"):
-        path = find("scenarios", name)
-        if _is_of(path, schema):
-            results[name] = str(read_yaml_mapping(path, schema).values.get("description", ""))
+        with suppress(InputError):
+            file = read_yaml_mapping(find("scenarios", name), schema)
+            results[name] = str(file.values.get("description", ""))
     return MappingProxyType(results)

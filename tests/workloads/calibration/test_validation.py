@@ -14,6 +14,7 @@ from simgpu.workloads.calibration.validation import TimeModelValidation, Validat
 from tests.workloads.calibration.made_up import product_sample
 
 
+@pytest.mark.slow
 def test_the_mean_error_of_held_out_published_figures_is_below_a_tenth() -> None:
     result = validate()
     held_out, fitted = result.summary(SampleUse.HELD_OUT), result.summary(SampleUse.FIT)
@@ -36,6 +37,7 @@ def test_the_error_of_held_out_recordings_is_small(compared: TimeModelValidation
     assert abs(titan.error) < 0.10
 
 
+@pytest.mark.slow
 def test_fitted_and_held_out_networks_are_disjoint_and_skipped_rows_reported(
     compared: TimeModelValidation,
 ) -> None:

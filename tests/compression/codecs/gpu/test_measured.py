@@ -57,6 +57,7 @@ def test_a_gpu_with_samples_uses_its_samples(tmp_path: Path) -> None:
         assert surface.decode_ns("zvc", 123_456_700, share, 160, 64) == pytest.approx(2 * expected, abs=2)
 
 
+@pytest.mark.slow
 def test_a_gpu_with_samples_of_the_extreme_grids_can_be_tuned() -> None:
     samples = [
         CodecSample("zvc", size, share, grid, threads, linear_ns(size, share, grid), linear_ns(size, share, grid))
