@@ -108,6 +108,7 @@ def test_documents_docstrings_and_messages_use_established_terms() -> None:
     assert not offenders
 
 
+@pytest.mark.slow
 def test_public_class_names_are_unique_in_the_core() -> None:
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "simgpu").rglob("*.py")):

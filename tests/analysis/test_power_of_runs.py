@@ -166,6 +166,7 @@ def test_less_memory_increases_energy_with_the_time(budgets: list[Result]) -> No
     assert len(energies) == len(budgets)
 
 
+@pytest.mark.slow
 def test_smaller_sub_batches_reduce_mean_and_peak_power(resnet34: dict[int, Result]) -> None:
     for larger, smaller in pairwise(resnet34.values()):
         assert larger.metrics.power is not None
@@ -174,12 +175,14 @@ def test_smaller_sub_batches_reduce_mean_and_peak_power(resnet34: dict[int, Resu
         assert smaller.metrics.power.largest_w < larger.metrics.power.largest_w
 
 
+@pytest.mark.slow
 def test_energy_per_sample_grows_as_the_sub_batch_shrinks(resnet34: dict[int, Result]) -> None:
     energies = [result.metrics.power.energy_nj / batch for batch, result in resnet34.items() if result.metrics.power]
     assert energies == sorted(energies)
     assert len(energies) == len(resnet34)
 
 
+@pytest.mark.slow
 def test_continuous_copies_in_both_directions_add_at_most_the_measured_power(resnet34: dict[int, Result]) -> None:
     node, ideal = load_node("k40"), resnet34[256].metrics.power
     assert ideal is not None
@@ -189,6 +192,7 @@ def test_continuous_copies_in_both_directions_add_at_most_the_measured_power(res
     assert 0 < added_w / ideal.average_w < most_that_it_rises()
 
 
+@pytest.mark.slow
 def test_the_board_stays_below_its_limit(resnet34: dict[int, Result]) -> None:
     shares = [result.metrics.power.largest_share for result in resnet34.values() if result.metrics.power]
     assert len(shares) == len(resnet34)

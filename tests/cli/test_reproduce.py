@@ -82,6 +82,7 @@ def test_a_single_rule_is_shown_with_its_test() -> None:
     assert "    tests/papers/test_cdma_rules.py::test_batches_are_those_of_table_ii" in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_several_claims_are_shown_as_a_table_and_a_summary() -> None:
     done = reproduce("cdma.batches", "cdma.sparsity.alexnet", "cdma.sparsity.six")
     assert done.exit_code == 0, done.output
@@ -111,6 +112,7 @@ def test_causes_are_shown_on_request_and_for_a_single_claim(broken: None) -> Non
         assert ["paper", "1.25", "2"] in rows
 
 
+@pytest.mark.slow
 def test_failed_claims_are_reported_with_an_error_status(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
@@ -140,6 +142,7 @@ def test_the_page_contains_causes_and_is_reproducible(broken: None) -> None:
     assert Path("b.html").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 def test_shipped_recordings_are_compared_by_name() -> None:
     done = reproduce("recordings")
     assert done.exit_code == 0, done.output

@@ -77,6 +77,7 @@ def test_every_run_of_a_sweep_has_its_budget() -> None:
     assert small().cells["AlexNet", "vDNN+ 0.1 GB"].out_of_memory.startswith("out of device memory")
 
 
+@pytest.mark.slow
 def test_runs_may_use_several_gpus_and_settings_per_trace() -> None:
     study = small().study
     together = simulate(study.traces["half"], study.runs[0].node, "none", gpus=4, exchange="gather")

@@ -171,6 +171,7 @@ def test_a_gpu_is_found_by_its_driver_name(device: str, node: str) -> None:
     assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]
 
 
+@pytest.mark.slow
 def test_a_gpu_is_found_by_its_name_as_if_all_nodes_were_read() -> None:
     gpus = [load_node(name).gpu for name in node_names()]
     called = {device for gpu in gpus for device in (gpu.name, *gpu.reported_as)}

@@ -130,6 +130,7 @@ def pair() -> Trace:
     return import_trace(PROFILE, ImportOptions(execution_trace=GRAPH))[0]
 
 
+@pytest.mark.slow
 def test_kernels_of_the_real_recording(vgg13):
     assert (len(vgg13.kernels), vgg13.compute_ns) == (292, 346_344_000)
     assert "Copies over the link and fills of memory are left out: 33, 26 us in all." in vgg13.info.notes

@@ -182,6 +182,7 @@ def test_policies_run_on_it(joined):
     assert swapped.metrics.iteration_ns > plain.metrics.iteration_ns
 
 
+@pytest.mark.slow
 def test_folder_and_gzip_give_the_same_bytes(joined, tmp_path):
     packed = tmp_path / "packed"
     packed.mkdir()

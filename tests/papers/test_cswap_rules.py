@@ -229,6 +229,7 @@ def test_equations_hold_on_chains_of_another_seed() -> None:
         assert _off_plain(each) == 0
 
 
+@pytest.mark.slow
 def test_a_policy_that_always_compresses_breaks_the_rule_of_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     few = chains(4)
     assert not fails(test_tensors_are_compressed_where_that_costs_less, few)

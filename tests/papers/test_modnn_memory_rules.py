@@ -57,6 +57,7 @@ def test_a_network_is_planned_in_its_bound_and_refused_in_a_byte_less(name: str)
         planned(graph, node, bound - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:

@@ -150,6 +150,7 @@ def _note_memory(part: Round, stands: dict[int, set[int]]) -> None:
 LOOKS = {"prefetches": prefetches_of, "algorithms": algorithms_of, "clearing": cleared_of}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_plans_of_random_networks_keep_to_the_rules(look: Callable[[Case], Iterator[str]]) -> None:
     assert read_back(at_random(40, 1), look)

@@ -84,6 +84,7 @@ def test_joint_finds_the_optimum_with_every_prefetch_moment(
         assert result <= best.cost
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(layers, budgets)
 def test_joint_is_never_slower_than_the_policies_it_starts_from(

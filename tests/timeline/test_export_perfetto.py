@@ -9,6 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.perfetto import write_perfetto
 from tests.timeline.hand_made import curve_of, layered_run, timeline_of
@@ -118,6 +120,7 @@ def test_an_empty_timeline_is_still_a_valid_file(tmp_path: Path) -> None:
     assert [e["name"] for e in events(timeline_of([], [0]), tmp_path)] == ["process_name"]
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; from tests.timeline.hand_made import layered_run;"

@@ -66,6 +66,7 @@ def test_a_summary_gives_sizes_and_the_signed_mean() -> None:
     assert result.summary(SampleUse.HELD_OUT, network="another") is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_gpu_and_both_means() -> None:
     result = CliRunner().invoke(zoo, ["validate"])
     assert result.exit_code == 0

@@ -30,6 +30,7 @@ def test_the_solution_converges_with_second_order() -> None:
         assert coarse / fine == pytest.approx(4, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_solution_does_not_depend_on_the_box_size() -> None:
     result = []
     for box in (4, 8, 32):
