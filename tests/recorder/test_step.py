@@ -580,3 +580,15 @@ def test_change_of_memory_format_inside_is_refused() -> None:
     model = nn.Conv2d(3, 8, 3)
     with pytest.raises(InputError, match="changes its memory format"), simgpu.record_step(model, gpu="a100"):
         model.to(memory_format=torch.channels_last)
+
+
+def test_masks_of_minus_infinity_are_not_taken_to_be_finite() -> None:
+    model, given = nn.Linear(64, 4), torch.full((8, 8), float("-inf"))
+    answers: list[bool] = []
+    with simgpu.record_step(model, gpu="a100"):
+        mask = torch.full((8, 8), float("-inf")).triu(1)
+        answers += [bool((mask == float("-inf")).any()), bool(torch.isinf(mask).any()), bool(torch.isnan(mask).any())]
+        model(torch.randn(8, 64)).sum().backward()
+    assert answers == [True, True, False]
+    with pytest.raises(InputError, match="needs the values"), simgpu.record_step(model, gpu="a100"):
+        assert (given == float("-inf")).all()

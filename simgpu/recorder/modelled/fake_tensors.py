@@ -55,11 +55,15 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            found = self.finite.result(args[0])
+            found = self.finite.result_of_scaler(args[0])
+            if found is None:
+                found = self.known.value(args[0])
+            if found is None:
+                found = self.finite.result(args[0])
             if found is not None:
                 return found
             if self._may_assume(args[0]):
-                return self._value(args[0])
+                return self._unknown(args[0])
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
@@ -98,11 +102,8 @@ class FakeTensors(FakeTensorMode):  # type: ignore[misc]
     def _may_assume(self, tensor: torch.Tensor) -> bool:
         return self.is_stepping or (tensor.dtype is not torch.bool and self.is_outside_model())
 
-    def _value(self, tensor: torch.Tensor) -> Any:
-        """Returns the value of a single number; one if it is not known."""
-        known = self.known.value(tensor)
-        if known is not None:
-            return known
+    def _unknown(self, tensor: torch.Tensor) -> Any:
+        """Returns one, as the value of a single number that is not known."""
         self.took_as_one = True
         return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 

@@ -24,6 +24,7 @@ class FiniteChecks:
     def __init__(self) -> None:
         self._answers = WeakIdKeyDictionary()
         self._of_scaler = WeakIdKeyDictionary()
+        self._absolute = WeakIdKeyDictionary()
         self.scaled = False
         self.guarded = False
 
@@ -32,15 +33,21 @@ class FiniteChecks:
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             self._of_scaler[args[1]] = True
             return
+        if func is aten.abs.default:
+            self._absolute[returned] = True
         answer = self._answer(func.overloadpacket, args)
         if answer is not None:
             self._answers[returned] = answer
 
-    def result(self, tensor: torch.Tensor) -> float | bool | None:
-        """Returns the result of a check; None if the tensor is none."""
-        if tensor in self._of_scaler:
-            self.scaled = True
-            return 0.0
+    def result_of_scaler(self, tensor: torch.Tensor) -> float | None:
+        """Returns the result of a gradient scaler's check; None if the tensor is none."""
+        if tensor not in self._of_scaler:
+            return None
+        self.scaled = True
+        return 0.0
+
+    def result(self, tensor: torch.Tensor) -> bool | None:
+        """Returns the result of another check; None if the tensor is none."""
         answer: bool | None = self._answers.get(tensor)
         self.guarded |= answer is not None
         return answer
@@ -51,7 +58,8 @@ class FiniteChecks:
         if packet in (aten.eq, aten.ne):
             if args[0] is args[1]:
                 return bool(packet is aten.eq)
-            is_infinity = isinstance(args[1], float) and math.isinf(args[1])
+            # ``torch.isfinite`` compares the absolute value; a mask of minus infinity is compared itself.
+            is_infinity = isinstance(args[1], float) and math.isinf(args[1]) and args[0] in self._absolute
             return bool(packet is aten.ne) if is_infinity else None
         if not self._answers or packet not in (*_SAME, *_OPPOSITE, *_BOTH, *_EITHER):
             return None
