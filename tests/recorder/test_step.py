@@ -592,3 +592,14 @@ def test_masks_of_minus_infinity_are_not_taken_to_be_finite() -> None:
     assert answers == [True, True, False]
     with pytest.raises(InputError, match="needs the values"), simgpu.record_step(model, gpu="a100"):
         assert (given == float("-inf")).all()
+
+
+def test_samples_of_an_evaluation_do_not_count() -> None:
+    model = nn.Linear(64, 4)
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        model(torch.randn(8, 64)).sum().backward()
+        with torch.no_grad():
+            model(torch.randn(100, 64))
+        optimizer.step()
+    assert recording.trace is not None and recording.trace.info.batch == 8

@@ -99,7 +99,7 @@ class _Observation:
                 self.ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
 
     def _count(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.tracker.is_outermost:
+        if not self.tracker.is_outermost or not torch.is_grad_enabled():  # an evaluation trains on no samples
             return
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.dim():
