@@ -30,7 +30,8 @@ from simgpu.version import __version__
 #: Explanation of the summary, and the next command.
 _HINTS = (
     f"{FITTED} or fitted: a parameter was fitted to the claim; all other results are predictions. Compared: numbers, "
-    "orders and bounds. Rules: how many of a design's rules hold; pytest -m rule runs their tests.",
+    "orders and bounds. Rules: how many of a design's rules hold; pytest -m rule runs their tests. Inputs cannot fail "
+    "and are not counted.",
     "simgpu reproduce ID shows all details of a claim: its statement, the source of the simulated value, and causes "
     "of the error.",
 )
@@ -43,6 +44,7 @@ _COLOURS = {
     Verdict.BROKEN: "bold red",
     Verdict.FAILED: "bold red",
     Verdict.CANNOT: "dim",
+    Verdict.INPUT: "dim",
 }
 
 

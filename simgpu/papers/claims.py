@@ -49,6 +49,11 @@ class Claim:
         return any(part.broken for part in self.parts)
 
     @property
+    def is_input(self) -> bool:
+        """Whether it cannot fail, because all its parts are read back from a file or are arithmetic."""
+        return all(part.input for part in self.parts)
+
+    @property
     def fitted(self) -> bool:
         """Whether a parameter was fitted to it."""
         return bool(self.section.fit)

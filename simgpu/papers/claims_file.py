@@ -67,6 +67,11 @@ class PartSection(FileModel):
     resolution: float | None = Field(
         default=None, gt=0, description="rounding step of a published 0: values up to half a step away agree"
     )
+    no_effect: float | None = Field(
+        default=None,
+        description="the value without any effect, such as 1 for a speedup; effects are compared",
+    )
+    input: str = Field(default="", description="why it cannot fail: where it is read from; it counts nowhere")
     cannot: str = Field(default="", description="why it cannot be simulated, in one line")
     note: str = Field(default="", description="caveats")
     timed: bool = Field(default=False, description="whether it is a time measured on this machine, so it varies")
@@ -87,12 +92,15 @@ class PartSection(FileModel):
     def _can_be_compared(self) -> PartSection:
         if self.test is not None:
             return self
-        if self.value == 0 and self.comparison in (None, "near") and self.resolution is None and not self.cannot:
-            raise ValueError("no ratio to a published 0 exists: give its resolution")
+        is_near = self.comparison in (None, "near") and not self.cannot
+        if self.value == (self.no_effect or 0) and is_near and self.resolution is None:
+            raise ValueError("no ratio to a published 0, or to no effect, exists: give its resolution")
         if self.value is None and self.comparison not in (None, "holds"):
             raise ValueError(f"{self.comparison} needs a value")
         if self.value is not None and self.comparison == "holds":
             raise ValueError("holds applies only to parts without a value: leave out is or value")
+        if self.no_effect is not None and not (isinstance(self.value, float) and is_near):
+            raise ValueError("no_effect applies only to a number that is compared as near")
         if isinstance(self.value, list) and self.comparison in ("at_most", "at_least"):
             raise ValueError(f"{self.comparison} applies only to a number, not to a list")
         return self

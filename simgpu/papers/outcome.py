@@ -144,9 +144,10 @@ def _of_part(label: str, outcome: PartOutcome, every: bool, *, noted: bool = Tru
     if part.value is None or outcome.simulated is None:
         # No number to show for orders and for parts that are not simulated: the verdict is enough.
         here = ""
-    if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE):
+    if every or judged.verdict not in (Verdict.HOLDS, Verdict.CLOSE, Verdict.INPUT):
         below.append(outcome.explanation)
     if every and noted:
+        below += [f"input: {part.input}" if part.input else ""]
         below += [f"note: {part.note}" if part.note else "", "measured on this machine" if part.timed else ""]
     cells = (label, published, here, ratio_text(judged) if published and here else "", outcome.verdict_text)
     if not published and judged.ratio is not None:

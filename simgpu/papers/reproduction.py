@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simgpu.papers.claims import Claim, Paper
+    from simgpu.papers.claims_file import PartSection
     from simgpu.papers.recordings import Recordings
 
-REPRODUCTION_SCHEMA = "simgpu.reproduction/2"
+REPRODUCTION_SCHEMA = "simgpu.reproduction/3"
 _HEADINGS = ("", "rules", "compared", "holds", "within 10%", "within 25%", "off", "broken", "not simulated")
 
 
@@ -42,27 +43,40 @@ class Reproduction:
         return tuple(dict.fromkeys(claim.paper for claim in (*(each.claim for each in self.claims), *self.rules)))
 
     def counts(self, paper: str = "", *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """Number of compared claims by verdict.
+        """Number of compared claims by verdict, without inputs.
 
         paper: count only the paper with this key. fitted: count only fitted claims (True) or predictions (False).
         """
         counted = Counter(
             each.verdict
             for each in self.claims
-            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted)
+            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted) and not each.claim.is_input
         )
         return {verdict: counted[verdict] for verdict in Verdict}
 
     def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
-        """Number of parts of compared claims by verdict. fitted: as in `counts`."""
+        """Number of parts of compared claims by verdict, without inputs. fitted: as in `counts`."""
         counted = Counter(
-            part.judged.verdict for each in self.claims if fitted in (None, each.claim.fitted) for part in each.parts
+            part.judged.verdict
+            for each in self.claims
+            if fitted in (None, each.claim.fitted)
+            for part in each.parts
+            if not part.part.input
         )
         return {verdict: counted[verdict] for verdict in Verdict}
 
     def rules_of(self, paper: str = "", *, fitted: bool | None = None) -> list[Claim]:
-        """The rules. paper, fitted: as in `counts`."""
-        return [rule for rule in self.rules if paper in ("", rule.paper.key) and fitted in (None, rule.fitted)]
+        """The rules, without inputs. paper, fitted: as in `counts`."""
+        return [
+            rule
+            for rule in self.rules
+            if paper in ("", rule.paper.key) and fitted in (None, rule.fitted) and not rule.is_input
+        ]
+
+    @property
+    def inputs(self) -> list[Claim]:
+        """The claims that cannot fail, which count nowhere."""
+        return [claim for claim in (*(each.claim for each in self.claims), *self.rules) if claim.is_input]
 
     def __getitem__(self, id_: str) -> ClaimOutcome:
         """The outcome of the compared claim with this id. Raises `KeyError` for rules and unknown ids."""
@@ -111,6 +125,7 @@ class Reproduction:
                 which: {str(verdict): count for verdict, count in self.counts(fitted=fitted).items()}
                 for which, fitted in (("fitted", True), ("predicted", False))
             },
+            "inputs": [claim.id for claim in self.inputs],
             "recordings": None if self.recordings is None else self.recordings.to_dict(),
         }
 
@@ -152,7 +167,8 @@ def summary(reproduction: Reproduction) -> Summary:
     rows = [row for paper in papers for row in _counted_of(reproduction, paper.key, paper.name)]
     rows += _counted_of(reproduction, "", "all papers") if len(papers) > 1 else []
     columns = len(_HEADINGS) - (not any(row[-1] for row in rows))
-    below = " ".join(filter(None, (parts_text(reproduction), rules_text(reproduction))))
+    texts = (parts_text(reproduction), rules_text(reproduction), inputs_text(reproduction))
+    below = " ".join(filter(None, texts))
     return Summary(_HEADINGS[:columns], [row[:columns] for row in rows], below)
 
 
@@ -166,9 +182,15 @@ def parts_text(reproduction: Reproduction) -> str:
     return f"Numbers and orders one by one: {' and '.join(texts)} hold or are within 10%." if texts else ""
 
 
+def inputs_text(reproduction: Reproduction) -> str:
+    """A sentence with the number of claims that are inputs; empty without inputs."""
+    count = len(reproduction.inputs)
+    return f"Not counted, because they are inputs or arithmetic and cannot fail: {count}." if count else ""
+
+
 def rules_text(reproduction: Reproduction) -> str:
     """A sentence with the number of rules and of rules that hold; empty without rules."""
-    rules = reproduction.rules
+    rules = reproduction.rules_of()
     return f"Rules held by tests: {_held(rules)}." if rules else ""
 
 
@@ -182,17 +204,19 @@ def rule_lines(rules: Iterable[Claim], width: int = WIDTH, *, every: bool = Fals
         for rule in rules
         for part in rule.parts
         for line in (
-            Line(f"{rule.id}  {part.name}".rstrip() + "  ", "broken" if part.broken else "", _broken(part.broken)),
+            Line(f"{rule.id}  {part.name}".rstrip() + "  ", *_rule_verdict(part)),
             Line(f"    {part.test}", note=True),
             *(Line(text, note=True) for text in wrapped(part.broken, width)),
+            *(Line(text, note=True) for text in wrapped(f"input: {part.input}", width) if every and part.input),
             *(Line(text, note=True) for text in wrapped(f"note: {part.note}", width) if every and part.note),
         )
     ]
     return [Line("rule, checked by test", heading=True), *lines] if lines else []
 
 
-def _broken(why: str) -> Verdict | None:
-    return Verdict.BROKEN if why else None
+def _rule_verdict(part: PartSection) -> tuple[str, Verdict | None]:
+    verdict = Verdict.BROKEN if part.broken else Verdict.INPUT if part.input else None
+    return verdict or "", verdict
 
 
 def _html_rows(reproduction: Reproduction) -> list[tuple[str, ...]]:
@@ -257,7 +281,8 @@ def _rows(outcome: ClaimOutcome) -> list[dict[str, Any]]:
 
 def _rule_parts(rule: Claim) -> list[dict[str, Any]]:
     return [
-        {"part": part.name, "published": part.value, "test": part.test, "broken": part.broken, "note": part.note}
+        {"part": part.name, "published": part.value, "test": part.test, "broken": part.broken, "input": part.input}
+        | {"note": part.note}
         for part in rule.parts
     ]
 
@@ -285,6 +310,7 @@ def _part(outcome: PartOutcome, unit: str) -> dict[str, Any]:
         "ratio": judged.ratio,
         "verdict": str(judged.verdict),
         "detail": judged.detail,
+        "input": part.input,
     }
 
 

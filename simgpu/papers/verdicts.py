@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -26,17 +26,28 @@ class Verdict(StrEnum):
     BROKEN = "broken"
     FAILED = "failed"
     CANNOT = "not simulated"
+    INPUT = "input"
 
 
-#: From best to worst. CANNOT is first: a claim gets it only if none of its parts is simulated.
-_RANK = (Verdict.CANNOT, Verdict.HOLDS, Verdict.CLOSE, Verdict.NEAR, Verdict.OFF, Verdict.BROKEN, Verdict.FAILED)
+#: From best to worst. CANNOT and INPUT are first: a claim gets them only if no other part is simulated.
+_RANK = (
+    Verdict.CANNOT,
+    Verdict.INPUT,
+    Verdict.HOLDS,
+    Verdict.CLOSE,
+    Verdict.NEAR,
+    Verdict.OFF,
+    Verdict.BROKEN,
+    Verdict.FAILED,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict and its reason.
 
-    ratio: simulated over published number; for sets, shared members over all members; None if there is no ratio.
+    ratio: simulated over published number, or effect where there is a value without one; for sets, shared members over
+        all members; None if there is no ratio.
     detail: how far it is off, the evidence for an order, or why there is no number.
     """
 
@@ -55,7 +66,13 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def judge(part: PartSection, simulated: Simulated | None) -> Judgement:
-    """The verdict on one part of a claim. simulated: None if no run has a value."""
+    """The verdict on one part of a claim; on an input that agrees, `Verdict.INPUT`. simulated: None without a value."""
+    judged = _judged(part, simulated)
+    agrees = judged.verdict in (Verdict.HOLDS, Verdict.CLOSE)
+    return replace(judged, verdict=Verdict.INPUT) if part.input and agrees else judged
+
+
+def _judged(part: PartSection, simulated: Simulated | None) -> Judgement:
     if part.cannot:
         return Judgement(Verdict.CANNOT, detail=part.cannot)
     if simulated is None:
@@ -90,7 +107,9 @@ def _of_sets(part: PartSection, published: list[str], simulated: object) -> Judg
 
 
 def _of_numbers(part: PartSection, published: float, simulated: float) -> Judgement:
-    ratio = simulated / published if published else None
+    base = part.no_effect or 0.0
+    effect = published - base
+    ratio = (simulated - base) / effect if effect else None
     if part.comparison == "exactly":
         return Judgement(Verdict.HOLDS if simulated == published else Verdict.BROKEN, ratio)
     if part.comparison in ("at_most", "at_least"):
@@ -99,8 +118,9 @@ def _of_numbers(part: PartSection, published: float, simulated: float) -> Judgem
             return Judgement(Verdict.HOLDS, ratio, part.comparison.replace("_", " "))
         return _distance(over / abs(published) if published else float("inf"), ratio, simulated, published)
     if ratio is None:
-        within = abs(simulated) <= (part.resolution or 0) / 2
-        return Judgement(Verdict.CLOSE) if within else Judgement(Verdict.OFF, detail=f"by {simulated:+.3g}")
+        error = simulated - published
+        within = abs(error) <= (part.resolution or 0) / 2
+        return Judgement(Verdict.CLOSE) if within else Judgement(Verdict.OFF, detail=f"by {error:+.3g}")
     return _distance(abs(ratio - 1), ratio, simulated, published)
 
 

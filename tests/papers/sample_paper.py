@@ -80,6 +80,11 @@ FILE: dict[str, Any] = {
                 {"name": "unknown", "value": 7, "cannot": "only its sum with others is published"},
             ],
         },
+        "shapes": {
+            "where": "IX",
+            "states": "How many layers there are",
+            "parts": [{"value": 2.5, "from": "rules.least", "input": "arithmetic: the network's own layers"}],
+        },
         "missing": {"where": "VII", "states": "Something that breaks", "parts": [{"value": 1, "from": "speeds.none"}]},
     },
     "assumptions": {
@@ -102,6 +107,7 @@ VALUES: dict[str, list[Simulated]] = {
     "broken": [condition(False, "window 7 ends after 12 ns, not 11"), 2.5],
     "layers": [["MAX1", "MAX2", "ReLU8", "ReLU9"]],
     "half": [118.0],
+    "shapes": [2.5],
 }
 #: Of the parts of ``speed`` by the step of the experiment.
 MOVED = {"14 GB/s": [1.35, 1.6], "16 GB/s": [1.28, 1.96]}

@@ -93,7 +93,7 @@ def test_nothing_runs_for_a_rule_and_it_names_its_test(calls: list[str]) -> None
     assert [rule.id for rule in result.rules] == ["cdma.rule"]
     (row,) = result.to_dict()["rules"]
     assert row["parts"] == [
-        {"part": "", "published": None, "test": "tests/papers/test_a.py::test_b", "broken": "", "note": ""}
+        {"part": "", "published": None, "test": "tests/papers/test_a.py::test_b", "broken": "", "input": "", "note": ""}
     ]
     assert result.rules_frame()["test"].tolist() == ["tests/papers/test_a.py::test_b"]
     assert not result.rules_of(fitted=True)

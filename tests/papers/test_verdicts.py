@@ -43,6 +43,23 @@ def test_zero_is_met_as_closely_as_it_was_printed() -> None:
     assert judge(zero, 0.006) == Judgement(Verdict.OFF, None, "by +0.006")
 
 
+def test_effects_are_compared_where_a_value_without_any_exists() -> None:
+    gain = part(value=1.055, no_effect=1)
+    assert judge(gain, 1.013).verdict is Verdict.OFF
+    assert judge(gain, 1.013).ratio == pytest.approx(0.013 / 0.055)
+    assert judge(gain, 1.05).verdict is Verdict.CLOSE
+    none = part(value=1.0, no_effect=1, resolution=0.01)
+    assert judge(none, 0.9995).verdict is Verdict.CLOSE
+    assert judge(none, 1.2) == Judgement(Verdict.OFF, None, "by +0.2")
+
+
+def test_an_input_that_agrees_is_no_success_and_one_that_does_not_is_a_failure() -> None:
+    read = part(value=8, input="arithmetic")
+    assert judge(read, 8).verdict is Verdict.INPUT
+    assert judge(read, 12).verdict is Verdict.OFF
+    assert worst([Verdict.INPUT, Verdict.CLOSE]) is Verdict.CLOSE
+
+
 def test_an_exact_claim_holds_or_is_broken() -> None:
     exact = part(value=11.7, **{"is": "exactly"})
     assert judge(exact, 11.7).verdict is Verdict.HOLDS

@@ -24,6 +24,7 @@ MEANINGS = {
     Verdict.BROKEN: "an order or a bound that does not hold",
     Verdict.FAILED: "its simulation failed, which is no evidence about the paper",
     Verdict.CANNOT: "simulation cannot check it; the reason is given below it",
+    Verdict.INPUT: "read back from a file, or arithmetic: it cannot fail, and counts nowhere",
 }
 
 
@@ -45,6 +46,7 @@ class PartView(NamedTuple):
     look: str
     verdict: str
     explanation: str
+    input: str
     note: str
     timed: bool
     wide: bool
@@ -109,13 +111,13 @@ class ClaimView(NamedTuple):
 
 
 class RuleView(NamedTuple):
-    """A rule. parts: name, published value, test, why it is broken, and note of each."""
+    """A rule. parts: name, published value, test, why it is broken, why it cannot fail, and note of each."""
 
     id: str
     where: str
     states: str
     fit: str
-    parts: tuple[tuple[str, str, str, str, str], ...]
+    parts: tuple[tuple[str, str, str, str, str, str], ...]
 
 
 class PaperView(NamedTuple):
@@ -158,7 +160,7 @@ def paper_views(reproduction: Reproduction) -> list[PaperView]:
             paper.name,
             paper.source,
             tuple(_claim(outcome) for outcome in reproduction.claims if outcome.claim.paper is paper),
-            tuple(map(_rule, reproduction.rules_of(paper.key))),
+            tuple(_rule(rule) for rule in reproduction.rules if rule.paper is paper),
         )
         for paper in reproduction.papers
     ]
@@ -217,7 +219,8 @@ def _claim(outcome: ClaimOutcome) -> ClaimView:
 def _rule(rule: Claim) -> RuleView:
     section = rule.section
     parts = tuple(
-        (part.name, published_text(part, section.unit), part.test or "", part.broken, part.note) for part in rule.parts
+        (part.name, published_text(part, section.unit), part.test or "", part.broken, part.input, part.note)
+        for part in rule.parts
     )
     return RuleView(rule.id, section.where, section.states, section.fit, parts)
 
@@ -245,6 +248,7 @@ def _part(outcome: PartOutcome, unit: str) -> PartView:
         look=look(judged.verdict),
         verdict=outcome.verdict_text,
         explanation=outcome.explanation,
+        input=part.input,
         note=part.note,
         timed=part.timed,
         wide=isinstance(part.value, list),
