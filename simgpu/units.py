@@ -55,7 +55,8 @@ def _parse(text: object, units: dict[str, int], what: str, example: str) -> int:
         value = Decimal(number.replace("_", "")) * units[unit]
     except DecimalException as error:
         raise ValueError(f"{text!r} is too large a number: check the {what}") from error
-    if value != value.to_integral_value():
+    # A size of binary units is often known in two digits ("23.65 GiB"): what is less than a byte does not matter.
+    if value != value.to_integral_value() and not (units is BYTE_UNITS and unit.endswith("iB")):
         raise ValueError(f"{text!r} is not a whole number of {next(iter(units))}")
     return int(value)
 
@@ -73,8 +74,8 @@ def case_variant(unit: str, units: Iterable[str]) -> str | None:
 def parse_bytes(text: object) -> int:
     """Bytes of a size such as ``"8 GiB"``; `ValueError` says what is wrong.
 
-    >>> parse_bytes("8 GiB"), parse_bytes("11.7 GB")
-    (8589934592, 11700000000)
+    >>> parse_bytes("8 GiB"), parse_bytes("11.7 GB"), parse_bytes("23.65 GiB")
+    (8589934592, 11700000000, 25393994137)
     """
     return _parse(text, BYTE_UNITS, "size", "8 GiB")
 

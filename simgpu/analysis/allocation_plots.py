@@ -25,6 +25,8 @@ _WIDTH_INCHES, _LEVELS_INCHES, _MAP_INCHES = 10.0, 2.6, 5.2
 _REGION, _REGION_EDGE = "#E8EEF7", "#4477AA"
 #: Regions that are drawn at most, in rows by their depth, each of these inches.
 _MOST_REGIONS, _DEPTHS, _REGION_INCHES = 40, 4, 0.3
+#: Letters that fit next to each other in the names of regions.
+_LETTERS = 140
 #: A capacity above this multiple of the reserved memory is not drawn, because it would flatten the rest.
 _FAR = 2
 _FAILURE: dict[str, Any] = {"color": "#BB4444", "linestyle": "--", "linewidth": 1.2}
@@ -47,6 +49,7 @@ def plot_allocations(
     *,
     failed: int | None = None,
     capacity: int | None = None,
+    unlimited: bool = False,
     title: str = "",
     regions: Sequence[tuple[int, int, int, str]] = (),
     marked: int = 0,
@@ -55,8 +58,9 @@ def plot_allocations(
 
     levels: these bytes after each event, one row each. holders: the line of code of each allocation. shown: lines that
     get a colour of their own, at most eight. failed: the event at which memory ran out. capacity: bytes for the
-    allocator, drawn if it is at most twice what was reserved. regions: what the program marked, as (first event, end,
-    depth, name); the longest 40 are drawn, in a row for each depth below 4. marked: how many there are in all.
+    allocator, drawn if it is at most twice what was reserved. unlimited: the levels do not keep to it. regions: what
+    the program marked, as (first event, end, depth, name); the longest 40 are drawn, in a row for each depth below 4.
+    marked: how many there are in all.
     """
     drawn = [each for each in sorted(regions, key=lambda each: each[0] - each[1]) if each[2] < _DEPTHS][:_MOST_REGIONS]
     strip = _REGION_INCHES * (1 + max(each[2] for each in drawn)) if drawn else 0.0
@@ -69,7 +73,7 @@ def plot_allocations(
     if failed is not None:
         for ax in (upper, lower):
             ax.axvline(failed, label="out of memory", **_FAILURE)
-    _levels(upper, levels, capacity)
+    _levels(upper, levels, capacity, "reserved, without a limit" if unlimited else "reserved")
     _segment_map(lower, trace, holders, shown[: len(COLOURS)])
     lower.set_xlim(0, max(len(trace.events), 1))
     lower.set_xlabel("event")
@@ -105,10 +109,10 @@ def _regions(ax: Axes, drawn: Sequence[tuple[int, int, int, str]], events: int, 
             (begin, depth + 0.1), end - begin, 0.8, facecolor=_REGION, edgecolor=_REGION_EDGE, linewidth=0.6
         )
         ax.add_patch(bar)
-        if end - begin > events / 20:
-            text = ax.text((begin + end) / 2, depth + 0.5, name[:60], ha="center", va="center", fontsize=7)
-            text.set_clip_path(bar)
-            text.set_in_layout(False)
+        fitting = int(_LETTERS * (end - begin) / events)
+        if fitting > 5:
+            shown = name if len(name) <= fitting else f"{name[: fitting - 3]}..."
+            ax.text((begin + end) / 2, depth + 0.5, shown, ha="center", va="center", fontsize=7)
     ax.set_ylim(1 + max(depth for _, _, depth, _ in drawn), 0)
     ax.set_yticks([])
     ax.tick_params(bottom=False)
@@ -119,13 +123,13 @@ def _regions(ax: Axes, drawn: Sequence[tuple[int, int, int, str]], events: int, 
         ax.spines[side].set_visible(False)
 
 
-def _levels(ax: Axes, levels: NDArray[np.int64], capacity: int | None) -> None:
+def _levels(ax: Axes, levels: NDArray[np.int64], capacity: int | None, of_segments: str) -> None:
     unit, name = _unit(int(levels.max(initial=1)))
     requested, allocated, reserved = levels / unit
     events = np.arange(levels.shape[1])
     ax.fill_between(events, 0, requested, step="post", color=LIVE_COLOUR, linewidth=0, label="requested")
     ax.fill_between(events, requested, allocated, step="post", color=PADDING_COLOUR, linewidth=0, label="allocated")
-    ax.step(events, reserved, where="post", color=RESERVED_COLOUR, linewidth=1.4, label="reserved")
+    ax.step(events, reserved, where="post", color=RESERVED_COLOUR, linewidth=1.4, label=of_segments)
     if capacity is not None and capacity <= _FAR * levels.max(initial=1):
         ax.axhline(capacity / unit, label="capacity", color="black", linewidth=1.2)
     ax.set_ylim(bottom=0)

@@ -123,18 +123,23 @@ def _facts(path: Path, report: AllocationReport) -> Iterator[tuple[str, str]]:
     yield "peak requested", format_bytes(report.requested)
     yield "peak allocated", format_bytes(report.allocated)
     more = 100 * (report.reserved / report.allocated - 1) if report.allocated else 0.0
-    yield "peak reserved", f"{format_bytes(report.reserved)}, {more:.1f}% more than allocated"
+    limit = "" if report.capacity is None else " without a limit"
+    yield "peak reserved", f"{format_bytes(report.reserved)}{limit}, {more:.1f}% more than allocated"
 
 
 def _state(report: AllocationReport) -> Iterator[tuple[str, str]]:
     failure, state = report.failure, report.state
     if failure is None:
         if report.capacity is not None:
-            yield f"{format_bytes(report.capacity)}", "suffices: every request gets memory"
+            freed = ", since unused segments are freed first" if report.reserved > report.capacity else ""
+            yield f"{format_bytes(report.capacity)}", f"suffices: every request gets memory{freed}"
         yield "at the peak", f"of allocated memory as recorded, event {report.moment}:"
     else:
         cause = "as recorded" if failure.recorded else f"with {format_bytes(report.capacity or 0)}"
-        yield "out of memory", f"event {failure.event}, {cause}: a request of {format_bytes(failure.request)}"
+        if failure.event < 0:
+            yield "out of memory", f"before the recording, {cause}: what was allocated then takes more"
+        else:
+            yield "out of memory", f"event {failure.event}, {cause}: a request of {format_bytes(failure.request)}"
         yield "free on device", format_bytes(failure.free)
     yield "reserved", format_bytes(state.reserved)
     yield "allocated", f"{format_bytes(state.allocated)}, of which {format_bytes(state.rounding)} rounding"
@@ -186,7 +191,8 @@ def _trials(report: AllocationReport) -> Iterator[tuple[str, ...]]:
     first = report.trials[0]
     for trial in report.trials:
         shown = "" if trial is first else _signed(trial.reserved - first.reserved)
-        fits = "" if report.capacity is None else "fits" if trial.failed is None else f"OOM at {trial.failed}"
+        place = "start" if trial.failed == -1 else f"{trial.failed}"
+        fits = "" if report.capacity is None else "fits" if trial.failed is None else f"OOM at {place}"
         yield trial.settings, format_bytes(trial.reserved), shown, format_bytes(trial.allocated), fits
 
 

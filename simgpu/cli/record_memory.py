@@ -35,7 +35,9 @@ def predict(
     what = f"{steps}, by PyTorch's allocator as in versions {PYTORCH_VERSIONS}, with its default settings"
     context = "not known, counted as 0" if gpu.context_memory is None else format_bytes(gpu.context_memory)
     facts = [("memory", f"predicted for {gpu.name}: {what}"), *report.facts()[1:]]
-    facts.append(("CUDA context", f"{context}, not in the capacity" if gpu.context_memory else context))
+    facts.append(
+        ("CUDA context", f"{context}, already subtracted from the capacity" if gpu.context_memory else context)
+    )
     batch = arguments["batch"] // 2
     if report.failure is not None and batch:
         say(f"trying batch {batch}")

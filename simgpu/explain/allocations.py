@@ -190,6 +190,7 @@ class AllocationReport:
             shown,
             failed=failed,
             capacity=self.capacity,
+            unlimited=self.capacity is not None and not (failure is not None and failure.recorded),
             title=title,
             regions=regions,
             marked=self.marked,

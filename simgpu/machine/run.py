@@ -81,7 +81,7 @@ def run_program(
     """Execute a verified program.
 
     budget: bytes of each GPU's memory, None for unlimited. allocator: settings of the caching pool. context: bytes of
-    each GPU that the CUDA context takes besides the budget, which only the caching pool counts. reclaim: picks
+    each GPU that the CUDA context takes in addition to the budget, which only the caching pool counts. reclaim: picks
     chunks to evict if blocks are on demand; these have pages instead of a `pool`. engine: ``compiled`` runs the same
     machine compiled, where it has all that the program needs, ``simpy`` never, ``auto`` where that is faster; all give
     the same numbers. checked: what `check_program` returned for the program, this graph and this node, so that its

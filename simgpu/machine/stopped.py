@@ -161,10 +161,11 @@ def largest_first(blocks: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], .
 
 def _of_segments(reserved: int, used: int) -> str:
     """Why free memory may not serve a request to PyTorch's allocator."""
-    free = f"{format_bytes(reserved - used)} of it in free blocks"
+    free = format_bytes(reserved - used)
     return (
-        f"PyTorch's allocator has reserved {format_bytes(reserved)}, {free} that are too small or for requests of the "
-        "other kind (up to 1 MiB, or more); a new segment for a request of 1 to 10 MiB has 20 MiB"
+        f"PyTorch's allocator has reserved {format_bytes(reserved)}, of which {free} are free, but in blocks that are "
+        "too small, or in segments of the other pool (requests up to 1 MiB have their own); a new segment for a "
+        "request of 1 to 10 MiB has 20 MiB"
     )
 
 

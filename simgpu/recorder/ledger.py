@@ -76,7 +76,8 @@ class Ledger:
         """Enter a tensor that was copied from the host."""
         self._on_host.discard(self._storage(tensor)._cdata)
         if self.holds_memory(tensor) and self.find(tensor) is None:
-            self.blocks[self._enter(tensor, kind, None)].name = name
+            block = self.blocks[self._enter(tensor, kind, None)]
+            block.name, block.host_write = name, self.kernels
 
     def note_from_host(self, tensor: torch.Tensor) -> None:
         """Note that the host has just written this tensor; its block is entered when a kernel first accesses it."""
@@ -118,13 +119,15 @@ class Ledger:
         return number
 
     def moved_to_host(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor is on the host: its block is none of the device."""
+        """Note that a tensor is on the host: its block is none of the device. Copied there later, it is a new block."""
         storage = self._storage(tensor)
         self._on_host.add(storage._cdata)
         weakref.finalize(storage, self._on_host.discard, storage._cdata).atexit = False  # another may get its address
-        number = self.find(tensor)
-        if number is not None and self.log is not None:
-            self.log.on_host(number)
+        number = self._living.pop(storage._cdata, None)
+        if number is not None:
+            self._references.pop(number)
+            if self.log is not None:
+                self.log.on_host(number)
 
     def moved_to_device(self, tensor: torch.Tensor) -> None:
         """Note that a tensor that was on the host is on the device from now on; of a view, only what it shows."""

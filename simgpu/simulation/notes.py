@@ -61,7 +61,7 @@ def context_text(metrics: Mapping[str, Any]) -> str:
     metrics: of a run, by key.
 
     >>> context_text({"device_context_bytes": 500 * 2**20}), context_text({"device_context_bytes": None})
-    ('CUDA context 500 MiB, besides the budget', 'context memory not known, counted as 0')
+    ('CUDA context 500 MiB, in addition to the budget', 'context memory not known, counted as 0')
     """
     if "device_context_bytes" not in metrics:
         return ""
@@ -70,7 +70,7 @@ def context_text(metrics: Mapping[str, Any]) -> str:
         return "context memory not known, counted as 0"
     if size == 0:
         return "context memory not subtracted: the given budget is the allocator's"
-    return f"CUDA context {format_bytes(size)}, besides the budget"
+    return f"CUDA context {format_bytes(size)}, in addition to the budget"
 
 
 def other_memories_text(memories: Iterable[MemorySpec], links: Iterable[MemoryLink]) -> str:

@@ -39,16 +39,16 @@ class Result:
     """The result of running a trace on a node under a policy.
 
     budget: bytes of device memory for the policy. pool: ``counting``, ``addressed`` or ``caching``. allocator: settings
-    of the caching allocator, empty for its defaults. context: bytes of device memory that the CUDA context takes
-    besides the budget, 0 where a budget is given or the pool is another, None if not known. steady: whether the last
-    two iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step time
-    with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed, holes
-    included; with the caching allocator, the peak of reserved memory. buddy_peak: peak bytes of buddy memory owned by
-    live blocks. retired: instructions executed over all iterations. epoch: training epoch, which selects the sparsity.
-    label: the policy with its non-default parameters, for example ``vdnn(mode=conv)``. phases: of each kernel by id.
-    graph: the executed tasks, with the program's transforms. parallel_run: with data parallelism, its reference values;
-    then the trace is of the full batch, the budget of each GPU, and ideal_ns of one GPU's share. notes: notes of the
-    policy and the run.
+    of the caching allocator, empty for its defaults. context: bytes of device memory that the CUDA context takes in
+    addition to the budget, 0 where a budget is given or the pool is another, None if not known. steady: whether the
+    last two iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step
+    time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed,
+    holes included; with the caching allocator, the peak of reserved memory. buddy_peak: peak bytes of buddy memory
+    owned by live blocks. retired: instructions executed over all iterations. epoch: training epoch, which selects the
+    sparsity. label: the policy with its non-default parameters, for example ``vdnn(mode=conv)``. phases: of each kernel
+    by id. graph: the executed tasks, with the program's transforms. parallel_run: with data parallelism, its reference
+    values; then the trace is of the full batch, the budget of each GPU, and ideal_ns of one GPU's share. notes: notes
+    of the policy and the run.
     """
 
     trace: TraceInfo

@@ -159,4 +159,4 @@ class _Recording:
         """The tensor, and the kernel that writes it first, in place of a stack."""
         tensor = self._graph.blocks[block]
         layer = f" of {tensor.layer}" if tensor.layer else ""
-        return [Frame(f"{tensor.kind}{layer}", tensor.id, 0)]
+        return [Frame(f"{tensor.kind.replace('_', ' ')}{layer}", tensor.id, 0)]

@@ -154,6 +154,10 @@ class AllocationTrace:
     marks: tuple[AllocatorMark, ...] = ()
     origin: Origin = Origin.IMPORTED
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.allocations)} allocations, {len(self.events)} events"
+        return f"AllocationTrace of {self.name}, GPU {self.gpu}: {counts}, by {self.tool}"
+
     @property
     def begun_before(self) -> tuple[int, ...]:
         """Allocations that existed when the recording began, by their index."""

@@ -154,7 +154,7 @@ def test_other_pools_do_not_count_the_cuda_context(pool: str) -> None:
 
 @pytest.mark.parametrize(
     ("context", "text"),
-    [(32 * MIB, "CUDA context 32 MiB, besides the budget"), (None, "context memory not known, counted as 0")],
+    [(32 * MIB, "CUDA context 32 MiB, in addition to the budget"), (None, "context memory not known, counted as 0")],
 )
 def test_a_run_reports_the_memory_of_the_cuda_context(context: int | None, text: str) -> None:
     compared = compare(layers(3, 3, 3), node(52 * MIB, context), ["none"], pool="caching")

@@ -112,7 +112,7 @@ def test_a_modelled_recording_predicts_memory_and_writes_it_as_a_snapshot(
     assert done.exit_code == 0, done.stderr
     shown = " ".join(done.stdout.split())
     assert "2 iterations, by PyTorch's allocator as in versions 2.6 to 2.13" in shown
-    assert "CUDA context 481 MiB, not in the capacity" in shown
+    assert "CUDA context 481 MiB, already subtracted from the capacity" in shown
     assert "verdict out of memory in 29 MiB" in shown  # one segment of 20 MiB
     assert "fits with " in shown and "batch 4 " in shown
     explained = simgpu("memory", "run.pickle").stdout

@@ -603,3 +603,54 @@ def test_samples_of_an_evaluation_do_not_count() -> None:
             model(torch.randn(100, 64))
         optimizer.step()
     assert recording.trace is not None and recording.trace.info.batch == 8
+
+
+def test_trace_of_a_loop_that_copies_its_batches_is_valid() -> None:
+    model, data = nn.Linear(64, 4), TensorDataset(torch.randn(96, 64))
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        for (x,) in DataLoader(data, batch_size=32):
+            model(x.to("cuda")).sum().backward()
+            optimizer.step()
+    assert recording.trace is not None and check_trace(recording.trace) == []
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_batch_made_inside_counts_once_on_either_device(device: str) -> None:
+    model = nn.Linear(64, 4)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        model(torch.randn(1000, 64).to(device)).sum().backward()
+    assert [request.size for request in recording.requests.requests].count(1000 * 64 * 4) == 1
+
+
+def test_what_scripts_measure_and_save_inside_does_nothing(tmp_path: Path) -> None:
+    model = nn.Linear(64, 4)
+    with simgpu.record_step(model, gpu="a100"):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        model(torch.randn(8, 64).pin_memory().to("cuda")).sum().backward()
+        end.record()
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        assert begin.elapsed_time(end) == torch.cuda.memory_allocated() == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_rms_normalization_needs_the_memory_of_one_operator() -> None:
+    peaks = []
+    for norm in (nn.RMSNorm, nn.LayerNorm):
+        model = nn.Sequential(norm(512), nn.Linear(512, 512, bias=False))
+        with simgpu.record_step(model, gpu="a100") as recording:
+            model(torch.randn(4096, 512, device="cuda")).sum().backward()
+        peaks.append(simgpu.explain_allocations(recording.requests).allocated)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.001)
+
+
+def test_samples_of_competing_networks_are_those_of_one() -> None:
+    generator, critic = nn.Linear(16, 64), nn.Linear(64, 1)
+    model = nn.ModuleList([generator, critic])
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        made = generator(torch.randn(8, 16))
+        (critic(torch.randn(8, 64)).sum() - critic(made).sum()).backward()
+        optimizer.step()
+    assert recording.trace is not None and recording.trace.info.batch == 8

@@ -136,7 +136,7 @@ def test_a_run_with_pytorchs_allocator_has_reserved_memory_and_a_segment_map() -
         assert (columns["low"], columns["bytes"]) == ([e.address for e in blocks], [e.bytes for e in blocks])
         assert drawn["total"] == max(each.address + each.bytes for each in ran.addresses) and drawn["omitted"] == 0
     text = page(recorded, {})
-    assert 'id="map-legend"' in text and "CUDA context 300 MiB, besides the budget" in text
+    assert 'id="map-legend"' in text and "CUDA context 300 MiB, in addition to the budget" in text
 
 
 def test_runs_with_other_pools_have_no_segment_map(quickstart: Comparison) -> None:

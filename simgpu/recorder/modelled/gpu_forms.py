@@ -3,14 +3,14 @@
 Fake CUDA tensors need a PyTorch built with CUDA; fake CPU tensors work everywhere, and nearly all operators are
 dispatched alike. Operators that differ and affect a model's memory get their CUDA form here: dropout (one operator
 whose mask has one byte per value), attention (one fused operator that stores no scores), linear layers (the bias is
-added in place, except while operators are intercepted) and optimizers (one multi-tensor operator for all weights; step
-counts on the host). Two differences remain: the name of batch normalization, which is the only difference of cuDNN's,
-and recurrent layers, which cuDNN fuses over all steps.
+added in place, except while operators are intercepted), RMS normalization (one operator) and optimizers (one multi-
+tensor operator for all weights; step counts on the host). Two differences remain: the name of batch normalization,
+which is the only difference of cuDNN's, and recurrent layers, which cuDNN fuses over all steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 
@@ -32,6 +32,7 @@ def gpu_forms(architecture: str | None) -> Iterator[None]:
         onednn.enabled = False
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("linear", _linear, "AutogradCPU")
+        library.impl("rms_norm", _rms_norm, "AutogradCPU")
         library.impl("scaled_dot_product_attention", Attention(architecture), "AutogradCPU")
         yield
     finally:
@@ -68,3 +69,17 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         rows = torch.addmm(bias, x.reshape(prod(x.shape[:-1]), x.shape[-1]), weight.t())
         return rows.view(*x.shape[:-1], weight.shape[0])
     return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _rms_norm(
+    x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """Computes RMS normalization, which CUDA fuses if input and weight have one format (``layer_norm.cpp``).
+
+    It is modelled as layer normalization, which stores a mean per row in addition.
+    """
+    if weight is not None and weight.dtype is not x.dtype:
+        result: torch.Tensor = torch.ops.aten.rms_norm.default.decompose(x, normalized_shape, weight, eps)
+        return result
+    epsilon = torch.finfo(x.dtype).eps if eps is None else eps
+    return torch.native_layer_norm(x, normalized_shape, weight, None, epsilon)[0]

@@ -177,6 +177,8 @@ class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
             return self._to_device(self._stand.fake(args[0]))
         if func is torch.Tensor.cpu:
             return self._to_host(self._stand.fake(args[0]))
+        if func is torch.Tensor.pin_memory:
+            return args[0]
         if func in _READING and isinstance(args[0], FakeTensor):
             return self._stand.read(func, args[0], *args[1:], **named)
         is_to_host = self._names_cuda and any(map(_is_host, tree_leaves((args[1:], named))))

@@ -15,13 +15,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from simgpu.errors import InputError
 from simgpu.recorder.autocast import replaced
 
-#: Functions of `torch.cuda` that wait or reset counters, and need not do anything.
+#: Functions of `torch.cuda` that return bytes, here 0; and those that wait or reset counters, and do nothing.
+_COUNTS = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 _IDLE = ("synchronize", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_device")
 
 
 @contextmanager
 def habits_of_scripts() -> Iterator[None]:
-    """Inside the context, a module stays where it is when it is moved, a loss can be formatted, and data is loaded.
+    """Inside the context, a module stays where it is when it is moved, a loss can be formatted, data is loaded, nothing
+    is saved, and `torch.cuda` counts no memory and no time.
 
     Raises `InputError` if a module's number format or memory format is changed, because the optimizer would keep the
     old parameters.
@@ -31,10 +33,14 @@ def habits_of_scripts() -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "__format__", _formatted))
         for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
             stack.enter_context(replaced(loader, name, _on_real_tensors(getattr(loader, name))))
+        stack.enter_context(replaced(torch, "save", _do_nothing))
         if not torch.cuda.is_available():
             for name in _IDLE:
                 if hasattr(torch.cuda, name):
                     stack.enter_context(replaced(torch.cuda, name, _do_nothing))
+            for name in _COUNTS:
+                stack.enter_context(replaced(torch.cuda, name, _zero))
+            stack.enter_context(replaced(torch.cuda, "Event", _Event))
         yield
 
 
@@ -70,3 +76,22 @@ def _formatted(tensor: torch.Tensor, format: str) -> str:
 
 def _do_nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+class _Event:
+    """Stands for ``torch.cuda.Event``; no time passes between two."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    record = wait = synchronize = _do_nothing
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.0

@@ -6,7 +6,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,6 +48,15 @@ from simgpu.trace.requests import MemoryRequests
 _CPU = torch.device("cpu")
 
 
+class _Samples(NamedTuple):
+    """A call of the model or a part of it: the kernels before it, the part, its samples, and whether with gradients."""
+
+    position: int
+    part: nn.Module
+    size: int
+    trains: bool
+
+
 class _Observation:
     """One step, or several, of a module and its optimizers on a device, while it runs."""
 
@@ -61,7 +70,7 @@ class _Observation:
     ) -> None:
         self.name = type(module).__name__
         self.module = module
-        self.samples: list[tuple[int, nn.Module, int]] = []
+        self.samples: list[_Samples] = []
         self._optimizers = optimizers
         self._had_state = _has_state(optimizers)
         self._log = AllocationLog(hidden)
@@ -99,11 +108,12 @@ class _Observation:
                 self.ledger.keep(value, BlockKind.OPTIMIZER_STATE, f"{name}.{key}", self.tracker.owner(name))
 
     def _count(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.tracker.is_outermost or not torch.is_grad_enabled():  # an evaluation trains on no samples
+        if not self.tracker.is_outermost:
             return
+        trains = torch.is_grad_enabled()
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.dim():
-                self.samples.append((len(self.structure.kernels), part, int(leaf.shape[0])))
+                self.samples.append(_Samples(len(self.structure.kernels), part, int(leaf.shape[0]), trains))
                 return
 
     def requests(self, tool: str, capacity: int | None = None) -> MemoryRequests:
@@ -128,8 +138,9 @@ class _Observation:
     def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
         """The kernels and blocks of the last step, and its samples: those of all its micro-batches.
 
-        It begins where the optimizer that stepped last did so before. Of a model of several parts, the samples are
-        those of the part that got most.
+        It begins where the optimizer that stepped last did so before. Samples without gradients count only if there
+        are no others. Of a model of several parts, such as two networks that compete, the samples are those of the part
+        that got fewest: another sees real and generated ones.
         """
         if not self.structure.kernels:
             what = "nothing ran on its device in the with block"
@@ -138,10 +149,11 @@ class _Observation:
         same = [position for optimizer, position in ends if optimizer is ends[-1][0]]
         begin = same[-2] if len(same) > 1 else 0
         kernels, blocks = last_step(*fold_in_place(self.structure.kernels, self.ledger.blocks), begin)
+        seen = [each for each in self.samples if each.position >= begin]
         samples: Counter[nn.Module] = Counter()
-        for position, part, count in self.samples:
-            samples[part] += count if position >= begin else 0
-        return kernels, blocks, max(samples.values(), default=0) or 1
+        for each in [each for each in seen if each.trains] or seen:
+            samples[each.part] += each.size
+        return kernels, blocks, min(samples.values(), default=0) or 1
 
 
 def _has_state(optimizers: Sequence[Optimizer]) -> bool:
