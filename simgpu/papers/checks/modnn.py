@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import inf
 from statistics import fmean
 from typing import Any, Literal
 
@@ -108,6 +109,30 @@ def alone(transfers: Literal["task", "vdnn"] = "task") -> dict[str, Any]:
     return {"transfers": fmean(_all_at_once(name) / peak for name, peak in peaks.items() if peak)}
 
 
+def power() -> dict[str, Any]:
+    """Whether ResNet-34's average power rises at 5 and 6 GB, and falls below (section 7.4)."""
+    from simgpu.experiments.study import cell_of
+
+    study = loaded("modnn-15", "{}")
+    powers = {run.label: cell_of(study, "ResNet-34", run).average_power or 0.0 for run in study.runs}
+    changes = {label: power / powers["ideal"] - 1 for label, power in powers.items()}
+    of_sign = {
+        "rises": ({f"moDNN {size} GB": changes[f"moDNN {size} GB"] for size in (5, 6)}, 1),
+        "falls": ({label: change for label, change in changes.items() if _gigabytes(label) < 5}, -1),
+    }
+    return {
+        name: condition(
+            all(change * sign > 0 for change in chosen.values()),
+            ", ".join(f"{label} {change:+.1%}" for label, change in chosen.items()),
+        )
+        for name, (chosen, sign) in of_sign.items()
+    }
+
+
+def _gigabytes(label: str) -> float:
+    return float(label.split()[1]) if label.startswith("moDNN ") else inf
+
+
 def figures() -> dict[str, Any]:
     """Ideal memory over that of each technique, and the published means (figures 9 and 13)."""
     names = {"bound": "all", "sub_batch": "sub-batches", "transfers": "transfers", "algorithms": "algorithms"}
@@ -146,5 +171,5 @@ def accumulation_ns(name: str, cores: int) -> int:
 
 
 CHECKS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    check.__name__: check for check in (alone, cores, figures, fits, resnet34, vgg101, weights_offloaded)
+    check.__name__: check for check in (alone, cores, figures, fits, power, resnet34, vgg101, weights_offloaded)
 }
