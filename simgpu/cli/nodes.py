@@ -171,6 +171,7 @@ def _engine(cdma: CdmaSpec) -> list[Row]:
         ("  latency", format_time(cdma.latency_ns), "gpu.cdma.latency"),
         ("  kernels use", format_bandwidth(cdma.kernel_bandwidth), "gpu.cdma.kernel_bandwidth"),
         ("  policy", policy, "gpu.cdma.throttle"),
+        ("  for a link of", format_bandwidth(cdma.nominal_link) if cdma.nominal_link else "", "gpu.cdma.nominal_link"),
     ]
 
 

@@ -122,11 +122,21 @@ class CdmaSection(FileModel):
         default=None,
         description="read limit of the bandwidth-aware policy; by default none (the performance-optimal policy)",
     )
+    nominal_link: Bandwidth | None = Field(
+        default=None,
+        description="link bandwidth for which the read limits are stated; on a slower link they are lower",
+    )
 
     def spec(self) -> CdmaSpec:
         """Returns the section as a `CdmaSpec`."""
         return CdmaSpec(
-            self.codec, self.read_bandwidth, self.buffer, self.latency, self.kernel_bandwidth, self.throttle
+            self.codec,
+            self.read_bandwidth,
+            self.buffer,
+            self.latency,
+            self.kernel_bandwidth,
+            self.throttle,
+            self.nominal_link,
         )
 
 

@@ -41,5 +41,5 @@ def sending_rate(gpu: GpuSpec, kernel_bandwidth: int, size: int, raw: int, link:
     """
     if gpu.cdma is None or not raw:
         return link
-    reading = min(gpu.cdma.peak, max((gpu.dram_bandwidth or 0) - kernel_bandwidth, link))
+    reading = min(gpu.cdma.reading(link), max((gpu.dram_bandwidth or 0) - kernel_bandwidth, link))
     return max(min(link, reading * size // raw), 1)
