@@ -171,7 +171,7 @@ def _show_claims(screen: Screen, reproduction: Reproduction) -> None:
             _print(screen, claim_lines(outcomes, screen.width))
             _show_why(screen, outcomes)
             screen.print()
-        if rules := reproduction.rules_of(paper.key):
+        if rules := [rule for rule in reproduction.rules if rule.paper is paper]:
             _print(screen, rule_lines(rules, screen.width))
             screen.print()
 

@@ -89,8 +89,8 @@ def test_several_claims_are_shown_as_a_table_and_a_summary() -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("cDMA (") and lines[1].split() == ["claim", "paper", "here", "ratio", "verdict"]
     assert "cdma.sparsity.alexnet" in lines[2] and "cdma.sparsity.six" in done.stdout
-    assert "cdma.batches  as in table II" in lines
-    assert ["cDMA", "1"] in [line.split()[:2] for line in lines]
+    assert ["cdma.batches", "as", "in", "table", "II", "input"] in [line.split() for line in lines]
+    assert ["cDMA,", "fitted", "2"] in [line.split()[:3] for line in lines]
     assert any(line.startswith("Numbers and orders one by one") for line in lines)
 
 
@@ -117,7 +117,7 @@ def test_failed_claims_are_reported_with_an_error_status(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
-    assert "could not run sample.order, sample.broken, sample.layers: RuntimeError: on purpose" in message
+    assert "could not run sample.order, sample.broken, sample.layers, sample.shapes: RuntimeError: on purpose" in message
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 

@@ -80,7 +80,7 @@ def test_verdicts_are_chosen_one_by_one_and_together(at: Chrome) -> None:
     assert run(at, SHOWN) == ["sample.speed", "sample.layers"]
     press(at, "broken")
     assert run(at, SHOWN) == ["sample.speed", "sample.broken", "sample.layers"]
-    assert count(at) == "3 of 8 claims"
+    assert count(at) == "3 of 9 claims"
     press(at, "off")
     press(at, "broken")
     assert run(at, SHOWN) == CLAIMS and count(at) == ""
