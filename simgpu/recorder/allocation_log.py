@@ -15,10 +15,12 @@ from simgpu.trace.requests import MemoryRequest, MemoryRequests
 class Life(StrEnum):
     """When an operator frees memory that it allocated for itself: at once, when it ends, or never.
 
-    What it frees at once is a workspace; if there is no memory for it, the operator uses less.
+    What it frees at once is a workspace; if there is no memory for it, the operator uses less. The memory of a result
+    is the result's own, which is larger than its values.
     """
 
     MOMENT = "moment"
+    RESULT = "result"
     OPERATOR = "operator"
     LASTING = "lasting"
 
@@ -57,6 +59,7 @@ class AllocationLog:
         self._lasting: set[str] = set()
         self._lines: dict[int, Frame] = {}
         self._on_host: set[int] = set()
+        self._larger: dict[int, int] = {}
         self._begin = 0
 
     @property
@@ -96,8 +99,11 @@ class AllocationLog:
         if not hidden:
             return
         del self._notes[self._begin :]
-        waiting, held = list(hidden), []
+        waiting, held = [each for each in hidden if each.life is not Life.RESULT], []
+        larger = {each.after: each.bytes for each in hidden if each.life is Life.RESULT}
         for place, note in sorted(((places.get(note.number, 0), note) for note in new), key=lambda pair: pair[0]):
+            if place in larger:
+                self._larger[note.number] = larger[place]
             held += self._take([each for each in waiting if each.after <= place], func)
             waiting = [each for each in waiting if each.after > place]
             self._notes.append(note)
@@ -154,4 +160,4 @@ class AllocationLog:
         place = block.name or block.layer or "no layer"
         line = self._lines.get(number)
         stack = (Frame(what, place, 0),) if line is None else (line, Frame(what, place, 0))
-        return MemoryRequest(block.bytes, stack, str(block.kind))
+        return MemoryRequest(self._larger.get(number, block.bytes), stack, str(block.kind))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -143,7 +144,7 @@ class StructurePass(TorchDispatchMode):  # type: ignore[misc]
             return False
         is_own: bool = self._scopes.get(reads[0]) == node._sequence_nr()
         if not is_sum:
-            return is_own
+            return is_own and not isinstance(node, BackwardCFunction)  # a function of the user's own
         return len(operands) == 2 and fits_in_first(operands) and may_sum(node, is_own_result=is_own)
 
     def _on_device(self, done: OperandAccess) -> OperandAccess:

@@ -117,7 +117,8 @@ def test_failed_claims_are_reported_with_an_error_status(broken: None) -> None:
     done = reproduce()
     assert done.exit_code == 2
     message = " ".join(done.stderr.split())
-    assert "could not run sample.order, sample.broken, sample.layers, sample.shapes: RuntimeError: on purpose" in message
+    failed = "sample.order, sample.broken, sample.layers, sample.shapes"
+    assert f"could not run {failed}: RuntimeError: on purpose" in message
     assert "1 + 3" in done.stdout, "the summary counts them"
 
 

@@ -13,7 +13,7 @@ KNOWN: dict[type, set[str]] = {
     MemoryLink: {"ends", "kind", "bandwidths", "latency_ns", "duplex", "copy_engines"},
     MemorySpec: {"name", "kind", "capacity", "alignment", "allocator"},
     SwitchSpec: {"gpus", "d2h_bandwidth", "h2d_bandwidth", "duplex", "links"},
-    CdmaSpec: {"codec", "read_bandwidth", "buffer", "latency_ns", "kernel_bandwidth", "throttle"},
+    CdmaSpec: {"codec", "read_bandwidth", "buffer", "latency_ns", "kernel_bandwidth", "throttle", "nominal_link"},
 }
 
 

@@ -215,3 +215,22 @@ def test_memory_that_is_not_counted_is_noted(monkeypatch: pytest.MonkeyPatch) ->
 def test_loss_is_noted_where_the_factory_gives_none() -> None:
     program = simgpu.record_requests(lambda batch: (nn.Linear(4, 3), torch.ones(batch, 4)), batch=2, gpu="h100")
     assert program.notes == ["Loss: cross-entropy of random labels, because the factory returns no loss."]
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"])
+def test_result_of_a_loss_has_the_memory_that_its_storage_has(loss: str) -> None:
+    compute = getattr(nn.functional, loss)
+    real = compute(torch.rand(500, 64), torch.rand(500, 64)).untyped_storage().nbytes()
+    program = simgpu.record_requests(
+        lambda batch: (
+            nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()),
+            torch.rand(batch, 64),
+            torch.rand(batch, 64),
+            compute,
+        ),
+        batch=500,
+        gpu="h100",
+        iterations=1,
+    )
+    results = [each.size for each in program.requests if str(each.stack[-1]).endswith(loss)]
+    assert results == [real]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
@@ -654,3 +656,41 @@ def test_samples_of_competing_networks_are_those_of_one() -> None:
         (critic(torch.randn(8, 64)).sum() - critic(made).sum()).backward()
         optimizer.step()
     assert recording.trace is not None and recording.trace.info.batch == 8
+
+
+def test_batches_drawn_from_an_array_are_on_the_host_with_values() -> None:
+    data, model = np.arange(4096), nn.Embedding(4096, 8)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        chosen = torch.randint(len(data) - 256, (4,))
+        x = torch.stack([torch.from_numpy(data[i : i + 256]) for i in chosen])
+        assert x.shape == (4, 256)
+        model(x.to("cuda")).sum().backward()
+    assert [each.size for each in recording.requests.requests].count(256 * 8) == 0
+    assert inputs_of(recording) == 4 * 256 * 8
+
+
+def test_model_is_copied_inside() -> None:
+    model = nn.Linear(64, 4)
+    with simgpu.record_step(model, gpu="a100"):
+        model(torch.randn(8, 64)).sum().backward()
+        averaged = copy.deepcopy(model)
+        assert averaged.weight.shape == (4, 64)
+
+
+def test_function_of_the_users_own_is_not_taken_to_write_in_place() -> None:
+    class Selected(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(places)
+            return x.gather(0, places)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            (places,) = ctx.saved_tensors
+            return gradient.new_zeros(5000).scatter(0, places, gradient), None
+
+    weight = nn.ParameterList([torch.zeros(5000)])
+    with simgpu.record_step(weight, gpu="a100") as recording:
+        Selected.apply(weight[0] * 2, torch.arange(5000, device="cuda")).sum().backward()
+    made = [each for each in recording.requests.requests if "scatter" in str(each.stack[-1])]
+    assert len(made) == 1

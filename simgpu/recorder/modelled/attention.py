@@ -18,8 +18,8 @@ _FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
 _FIRST_TENSOR_CORES = frozenset(("volta", "turing"))
 #: The widest heads that flash attention supports. It pads their width to a multiple of `_FLASH_WIDTH`.
 _WIDEST, _FLASH_WIDTH = 256, 8
-#: The memory of each row of a mask that is added to scores is padded to a multiple of this many values.
-_MASK_WIDTH = 16
+#: The rows of a mask that is added to scores are aligned to this many values.
+_MASK_WIDTH = 8
 
 
 class Attention:
@@ -51,7 +51,7 @@ class Attention:
             padded = [pad(x, (0, -width % _FLASH_WIDTH)) if width % _FLASH_WIDTH else x for x in (query, key, value)]
             result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=factor)[0]
             return result[..., :width] if width % _FLASH_WIDTH else result
-        if self._uses_efficient(query, key, value):
+        if self._uses_efficient(query, key, value, attn_mask):
             saves = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             return aten._scaled_dot_product_efficient_attention(
@@ -81,12 +81,15 @@ class Attention:
             and not (is_causal and query.shape[-2] != key.shape[-2])
         )
 
-    def _uses_efficient(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    def _uses_efficient(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None
+    ) -> bool:
         if query.dtype not in (*_HALF, torch.float32) or (query.dtype is torch.bfloat16 and not self._has_flash):
             return False
         step = 128 // torch.finfo(query.dtype).bits if query.dtype in self._on_tensor_cores else 1
         return (
             _are_dense(query, key, value)
+            and (attn_mask is None or attn_mask.stride(-1) == 1)
             and len(set(_heads(query, key, value))) == 1
             and query.shape[-1] == key.shape[-1]
             and query.shape[-1] % step == value.shape[-1] % step == 0
@@ -106,10 +109,13 @@ def _heads(*tensors: torch.Tensor) -> list[int]:
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Returns the bias that is added to the scores, expanded to all heads; a boolean mask becomes 0 or -infinity."""
+    """Returns the bias that is added to the scores, expanded to all heads; a boolean mask becomes 0 or -infinity.
+
+    It is padded where its rows are not aligned (``preprocess_mask`` in ``ATen/native/transformers/attention.cpp``).
+    """
     if mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+        mask = torch.where(mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
     tokens = mask.shape[-1]
-    if tokens % _MASK_WIDTH:
-        mask = pad(mask, (0, -tokens % _MASK_WIDTH))[..., :tokens]
+    if any(stride % _MASK_WIDTH for stride in mask.stride()[:-1]):
+        mask = pad(mask, (0, _MASK_WIDTH - tokens % _MASK_WIDTH))[..., :tokens]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

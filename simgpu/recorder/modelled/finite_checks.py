@@ -25,6 +25,7 @@ class FiniteChecks:
         self._answers = WeakIdKeyDictionary()
         self._of_scaler = WeakIdKeyDictionary()
         self._absolute = WeakIdKeyDictionary()
+        self._infinite = WeakIdKeyDictionary()
         self.scaled = False
         self.guarded = False
 
@@ -33,8 +34,12 @@ class FiniteChecks:
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             self._of_scaler[args[1]] = True
             return
+        if func._schema.is_mutable and args and isinstance(args[0], torch.Tensor):
+            self._answers.pop(args[0], None)
         if func is aten.abs.default:
             self._absolute[returned] = True
+        if isinstance(returned, torch.Tensor) and any(isinstance(each, float) and math.isinf(each) for each in args):
+            self._infinite[returned] = True
         answer = self._answer(func.overloadpacket, args)
         if answer is not None:
             self._answers[returned] = answer
@@ -54,7 +59,7 @@ class FiniteChecks:
 
     def _answer(self, packet: Any, args: tuple[Any, ...]) -> bool | None:
         if packet in (aten.isnan, aten.isinf):
-            return False
+            return None if args[0] in self._infinite else False
         if packet in (aten.eq, aten.ne):
             if args[0] is args[1]:
                 return bool(packet is aten.eq)

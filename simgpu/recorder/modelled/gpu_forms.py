@@ -65,7 +65,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     """Computes a linear layer as ``ATen/native/Linear.cpp`` does on CUDA."""
     if bias is None:
         return torch.matmul(x, weight.t())
-    if x.dim() == 2 or x.is_contiguous():
+    if bias.dim() == 1 and (x.dim() == 2 or x.is_contiguous()):
         rows = torch.addmm(bias, x.reshape(prod(x.shape[:-1]), x.shape[-1]), weight.t())
         return rows.view(*x.shape[:-1], weight.shape[0])
     return torch.matmul(x, weight.t()).add_(bias)

@@ -4,7 +4,8 @@
   row (``flash_api.cpp``; ``attention_backward.cu`` and ``kernel_backward.h``, whose blocks are taken as 64 x 64).
 - Layer normalization and softmax copy operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``,
   ``SoftMax.cu``).
-- A loss that is one operator computes the loss of every value, then reduces it (``ATen/native/Loss.cpp``).
+- A loss that is one operator computes the loss of every value, then reduces it. The result of three of them keeps the
+  memory of every value (``ATen/native/Loss.cpp``, ``ATen/native/cuda/Loss.cu``): it is resized, which frees nothing.
 - The gradient of an embedding of more than 3,072 indices sums pieces of rows in float32
   (``ATen/native/cuda/EmbeddingBackwardKernel.cu``).
 """
@@ -36,14 +37,15 @@ _COPIED = MappingProxyType(
         "embedding_dense_backward": ("grad_output",),
     }
 )
-#: Losses by the number of tensors with the loss of every value that they allocate.
+#: Losses by the number of temporaries with the loss of every value that they allocate, and whether their result has
+#: the memory of one more.
 _LOSSES = MappingProxyType(
     {
-        "mse_loss": 1,
-        "smooth_l1_loss": 1,
-        "huber_loss": 1,
-        "binary_cross_entropy": 1,
-        "binary_cross_entropy_with_logits": 2,
+        "mse_loss": (1, True),
+        "smooth_l1_loss": (1, True),
+        "huber_loss": (1, False),
+        "binary_cross_entropy": (0, True),
+        "binary_cross_entropy_with_logits": (2, False),
     }
 )
 #: Value of a loss's argument `reduction` without one.
@@ -91,13 +93,14 @@ def _efficient_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
     return Hidden(4 * given["out"].numel(), 3, Life.MOMENT, "gradient times result"), sums, workspace
 
 
-def _loss(count: int) -> Callable[[Mapping[str, Any]], Sequence[Hidden]]:
+def _loss(count: int, keeps: bool) -> Callable[[Mapping[str, Any]], Sequence[Hidden]]:
     def of(given: Mapping[str, Any]) -> Sequence[Hidden]:
         values, target = given["self"], given["target"]
         if given["reduction"] == _NO_REDUCTION:
             return ()
         size = torch.broadcast_shapes(values.shape, target.shape).numel() * values.element_size()
-        return [_temporary(size, 0, "loss of each value")] * count
+        result = [Hidden(size, 0, Life.RESULT, "loss of each value")] if keeps else []
+        return [*result, *[_temporary(size, int(keeps), "loss of each value")] * count]
 
     return of
 
@@ -123,7 +126,7 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Hidden]]] = MappingPro
         _FLASH_BACKWARD: _flash_backward,
         _EFFICIENT_BACKWARD: _efficient_backward,
         "embedding_dense_backward": _embedding_backward,
-        **{name: _loss(count) for name, count in _LOSSES.items()},
+        **{name: _loss(*loss) for name, loss in _LOSSES.items()},
     }
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from simgpu.recorder.modelled.fake_tensors import FakeTensors
 #: Functions that create a tensor, on the default device unless another is given.
 _FACTORIES = frozenset(_device_constructors())
 #: Functions that read a tensor's values.
-_READING = (torch.Tensor.numpy, torch.Tensor.tolist)
+_READING = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 _LIFTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
 
@@ -92,6 +92,16 @@ class Stand:
         """A fake tensor for one of an optimizer's state; a single number, such as a count of steps, keeps its value."""
         fake = self.without_values(tensor)
         return self._mode.known.copied(tensor, fake) if not tensor.dim() and tensor.device.type == "cpu" else fake
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside the context, random numbers have values: those of the host exist."""
+        known = self._mode.known
+        could, known.can_draw = known.can_draw, True
+        try:
+            yield
+        finally:
+            known.can_draw = could
 
     def read(self, func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Calls a function on a real tensor with the values of a fake one; those that do not exist are one."""
@@ -184,7 +194,8 @@ class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
         is_to_host = self._names_cuda and any(map(_is_host, tree_leaves((args[1:], named))))
         is_host_made = func in _FACTORIES and (is_to_host or _is_on_default_device(args, named))
         args, named = tree_map(_on_cpu, (args, named))
-        returned = func(*args, **named)
+        with self._stand.drawing() if is_host_made else nullcontext():
+            returned = func(*args, **named)
         if func is torch.Tensor.to and is_to_cuda:
             return self._to_device(self._stand.fake(returned))
         if func is torch.Tensor.to and is_to_host:

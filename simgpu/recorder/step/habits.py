@@ -31,7 +31,7 @@ def habits_of_scripts() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(nn.Module, "_apply", _apply))
         stack.enter_context(replaced(torch.Tensor, "__format__", _formatted))
-        for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+        for loader, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__"), (torch, "from_numpy")):
             stack.enter_context(replaced(loader, name, _on_real_tensors(getattr(loader, name))))
         stack.enter_context(replaced(torch, "save", _do_nothing))
         if not torch.cuda.is_available():

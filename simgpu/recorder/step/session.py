@@ -86,7 +86,8 @@ class _Observation:
         """Observes what runs inside the context."""
         with self.tracker:
             parts = self.module.modules()
-            counting = [part.register_forward_pre_hook(self._count, with_kwargs=True) for part in parts]
+            # A function, because a copy of the model would copy a bound method with all that it refers to.
+            counting = [part.register_forward_pre_hook(lambda *a: self._count(*a), with_kwargs=True) for part in parts]
             try:
                 self._keep_persistent()
                 with self.structure.watching(self.module, self._optimizers):
