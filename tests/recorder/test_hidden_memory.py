@@ -116,3 +116,8 @@ def test_softmax_copies_an_operand_that_is_not_contiguous() -> None:
     softmax = torch.ops.aten._softmax.default
     assert _temporaries(softmax, _meta(8, 100), -1, False) == []
     assert _temporaries(softmax, _meta(100, 8).t(), -1, False) == [8 * 100 * 4]
+
+
+def test_safe_softmax_looks_for_rows_of_minus_infinity() -> None:
+    softmax = torch.ops.aten._safe_softmax.default
+    assert _temporaries(softmax, _meta(8, 100), -1) == [8 * 100, 8]

@@ -105,6 +105,13 @@ def _loss(count: int, keeps: bool) -> Callable[[Mapping[str, Any]], Sequence[Hid
     return of
 
 
+def _safe_softmax(given: Mapping[str, Any]) -> Sequence[Hidden]:
+    """Rows that are minus infinity throughout become zeros (``ATen/native/SoftMax.cpp``)."""
+    values = given["self"]
+    rows = values.numel() // max(values.shape[given["dim"]], 1)
+    return _temporary(values.numel(), 1, "values that are infinite"), _temporary(rows, 1, "rows that are infinite")
+
+
 def _embedding_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
     gradient, indices, rows = given["grad_output"], given["indices"], given["num_weights"]
     count, step = indices.numel(), indices.element_size()
@@ -126,6 +133,7 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Hidden]]] = MappingPro
         _FLASH_BACKWARD: _flash_backward,
         _EFFICIENT_BACKWARD: _efficient_backward,
         "embedding_dense_backward": _embedding_backward,
+        "_safe_softmax": _safe_softmax,
         **{name: _loss(*loss) for name, loss in _LOSSES.items()},
     }
 )
