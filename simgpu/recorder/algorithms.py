@@ -98,7 +98,7 @@ def measure_algorithms(
     return sorted(notes, key=lambda note: note.call)
 
 
-class _ScratchPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
+class _ScratchPass(TorchDispatchMode, NoWatcher):
     """Measures the workspace of each convolution of one iteration."""
 
     def __init__(self, scratch: ScratchMeter) -> None:

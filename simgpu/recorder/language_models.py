@@ -15,7 +15,7 @@ from simgpu.recorder.workload import Workload
 _WIDTH, _HIDDEN, _STEPS = 128, 512, 5
 
 
-class _Memory(nn.Module):  # type: ignore[misc]
+class _Memory(nn.Module):
     """LSTM with projected output (Sak et al. 2014); one matrix product computes the input part of all words."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Memory(nn.Module):  # type: ignore[misc]
         return torch.stack(outputs, 1).flatten(0, 1)
 
 
-class _LanguageModel(nn.Module):  # type: ignore[misc]
+class _LanguageModel(nn.Module):
     """Embedding, LSTM and softmax layer, as in the large models of Jozefowicz et al. (2016)."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ def vgg16(batch: int, *, image: int = 224, classes: int = 1000) -> Workload:
     return _of_pictures(nn.Sequential(layers), batch, image, classes)
 
 
-class _Bottleneck(nn.Module):  # type: ignore[misc]
+class _Bottleneck(nn.Module):
     """Convolutions 1x1, 3x3, 1x1, each with batch norm; the shortcut is projected if its shape differs."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -108,7 +108,7 @@ def _of_pictures(module: nn.Module, batch: int, image: int, classes: int) -> Wor
     return Workload(module, (pictures,), (labels,), nn.functional.cross_entropy, data="random images and labels")
 
 
-class _Embedding(nn.Module):  # type: ignore[misc]
+class _Embedding(nn.Module):
     """Adds a learned vector per word and one per position."""
 
     def __init__(self, vocabulary: int, tokens: int, width: int) -> None:
@@ -120,7 +120,7 @@ class _Embedding(nn.Module):  # type: ignore[misc]
         return self.words(tokens) + self.positions
 
 
-class _Attention(nn.Module):  # type: ignore[misc]
+class _Attention(nn.Module):
     """Causal self-attention; one linear layer computes queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -136,7 +136,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class _Block(nn.Module):  # type: ignore[misc]
+class _Block(nn.Module):
     """Attention, then two linear layers; each part follows a layer norm and has a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:

@@ -53,7 +53,7 @@ def vgg11(batch: int) -> Workload:
     return _of_images(nn.Sequential(layers), batch)
 
 
-class _ResidualBlock(nn.Module):  # type: ignore[misc]
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions; the shortcut subsamples and pads channels with zeros, without weights (option A)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -109,7 +109,7 @@ def mlp(batch: int) -> Workload:
     return _of_images(module, batch)
 
 
-class _TokenLabeller(nn.Module):  # type: ignore[misc]
+class _TokenLabeller(nn.Module):
     """Embeds tokens, applies a transformer encoder, and computes a score per token and word."""
 
     def __init__(self, words: int, tokens: int, width: int) -> None:

@@ -18,7 +18,7 @@ _RESNET = ((32, 1), (64, 2), (128, 2))
 _FIRES = ((16, 32), (16, 32), "M", (32, 64), (32, 64))
 
 
-class _Dropout(nn.Module):  # type: ignore[misc]
+class _Dropout(nn.Module):
     """Dropout as on a GPU: one kernel, with a mask of one byte per value."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def photos_vgg(batch: int) -> Workload:
     return _on_photos(nn.Sequential(layers), batch)
 
 
-class _ResidualBlock(nn.Module):  # type: ignore[misc]
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions with batch norm; if the size changes, the shortcut has a 1x1 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -78,7 +78,7 @@ def photos_resnet(batch: int) -> Workload:
     return _on_photos(nn.Sequential(layers), batch)
 
 
-class _Fire(nn.Module):  # type: ignore[misc]
+class _Fire(nn.Module):
     """A 1x1 convolution that squeezes, then a 1x1 and a 3x3 convolution in parallel, concatenated."""
 
     def __init__(self, channels: int, squeezed: int, width: int) -> None:

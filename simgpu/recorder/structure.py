@@ -27,7 +27,7 @@ from simgpu.trace.model import BlockKind, Phase
 _SPARSITY_DIGITS = 6
 
 
-class StructurePass(TorchDispatchMode):  # type: ignore[misc]
+class StructurePass(TorchDispatchMode):
     """Notes what each operator of one iteration reads and writes.
 
     An operator is a kernel if it accesses memory of the recorded device. Operators that only create views (all results

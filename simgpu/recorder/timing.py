@@ -56,7 +56,7 @@ def time_iteration(
     return timing.durations()
 
 
-class TimingPass(TorchDispatchMode, NoWatcher):  # type: ignore[misc]
+class TimingPass(TorchDispatchMode, NoWatcher):
     """Times the call of each operator in one iteration."""
 
     def __init__(self, clock: Clock) -> None:

@@ -35,7 +35,7 @@ from simgpu.recorder.unsupported import raised_at
 from simgpu.recorder.workload import Workload
 
 
-class FakeTensors(FakeTensorMode):  # type: ignore[misc]
+class FakeTensors(FakeTensorMode):
     """Fake tensor mode for models: a factory may use real data, copy layers and change their number format."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from simgpu.recorder.allocation_log import Hidden, Life
-from simgpu.recorder.modelled.operations import PRODUCTS, arguments, work_of
+from simgpu.recorder.modelled.operations import PRODUCTS, arguments, tensor_bytes, work_of
 from simgpu.recorder.modelled.temporaries import has_temporaries, temporaries
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
@@ -83,7 +83,7 @@ class CudaOperators:
         if groups > 1 and groups == x.shape[1] and x.dtype is torch.float32 and contiguous:
             return 0  # PyTorch's own depthwise kernel
         if self._on_tensor_cores(x, weight):
-            return _bytes(x) + _bytes(y) + _bytes(weight) if contiguous else 0
+            return tensor_bytes(x) + tensor_bytes(y) + tensor_bytes(weight) if contiguous else 0
         if self._prices is None or self._architecture in TF32:
             return 0
         costs = algorithm_costs(
@@ -106,7 +106,3 @@ def _allows_tf32() -> bool:
     if precision in ("ieee", "tf32"):
         return bool(precision == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())

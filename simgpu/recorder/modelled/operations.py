@@ -161,7 +161,8 @@ def arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
     return defaults | dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _bytes(*tensors: torch.Tensor | None) -> int:
+def tensor_bytes(*tensors: torch.Tensor | None) -> int:
+    """Returns the bytes of all values of some tensors, as if none shared memory."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
@@ -172,10 +173,10 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
     given = arguments(func, args, kwargs)
     x, weight, y = given["input"], given["weight"], returned
-    work = _direction(given, x, weight, y, _FORWARD, _bytes(x, weight, given["bias"], y), y)
+    work = _direction(given, x, weight, y, _FORWARD, tensor_bytes(x, weight, given["bias"], y), y)
     if given["bias"] is None or work.kind is not OperationKind.CONVOLUTION:
         return (work,)
-    return (replace(work, added_bytes=2 * _bytes(y) + _bytes(given["bias"])),)
+    return (replace(work, added_bytes=2 * tensor_bytes(y) + tensor_bytes(given["bias"])),)
 
 
 def _convolution_backward(
@@ -187,11 +188,11 @@ def _convolution_backward(
     dx, dweight, dbias = returned
     work = []
     if dx is not None:
-        work.append(_direction(given, x, weight, grad, _DATA, _bytes(grad, weight, dx), dx))
+        work.append(_direction(given, x, weight, grad, _DATA, tensor_bytes(grad, weight, dx), dx))
     if dweight is not None:
-        work.append(_direction(given, x, weight, grad, _WEIGHTS, _bytes(grad, x, dweight), dweight))
+        work.append(_direction(given, x, weight, grad, _WEIGHTS, tensor_bytes(grad, x, dweight), dweight))
     if dbias is not None:
-        bytes_ = _bytes(grad, dbias)
+        bytes_ = tensor_bytes(grad, dbias)
         work.append(Operation(OperationKind.REDUCTION, grad.numel(), bytes_, dbias.numel(), _DATA, dtype=_dtype(grad)))
     return tuple(work)
 
@@ -248,7 +249,7 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
         columns = b.shape[-1] if b.dim() > 1 else 1
         count = a.shape[0] if a.dim() > 2 else 1
         added = given.get("self") if first != "self" else None
-        bytes_ = _bytes(a, b, returned, None if added is returned else added)
+        bytes_ = tensor_bytes(a, b, returned, None if added is returned else added)
         return (_gemm(GemmShape(rows, columns, a.shape[-1], count), bytes_, returned, a),)
 
     return work
@@ -258,7 +259,7 @@ def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     given = arguments(func, args, kwargs)
     x, weight = given["input"], given["weight"]
     shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1])
-    return (_gemm(shape, _bytes(x, weight, given["bias"], returned), returned, x),)
+    return (_gemm(shape, tensor_bytes(x, weight, given["bias"], returned), returned, x),)
 
 
 def _gemm(
@@ -276,8 +277,8 @@ def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returne
     query, key, value, result = given["query"], given["key"], given["value"], returned[0]
     scores, values = _attention_shapes(query, key, value)
     return (
-        _gemm(scores, _bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result, query),
-        _gemm(values, _bytes(value, result), result, query),
+        _gemm(scores, tensor_bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result, query),
+        _gemm(values, tensor_bytes(value, result), result, query),
     )
 
 
@@ -291,11 +292,11 @@ def _attention_backward(
     scores, values = _attention_shapes(query, key, value)
     turned = GemmShape(scores.n, values.n, scores.m, scores.count)
     return (
-        _gemm(scores, _bytes(query, key), query, query, _DATA),
-        _gemm(turned, _bytes(grad, value), value, query, _DATA),
-        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), _bytes(value), query, query, _DATA),
-        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), _bytes(query), query, query, _DATA),
-        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), _bytes(key), key, query, _DATA),
+        _gemm(scores, tensor_bytes(query, key), query, query, _DATA),
+        _gemm(turned, tensor_bytes(grad, value), value, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), tensor_bytes(value), query, query, _DATA),
+        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), tensor_bytes(query), query, query, _DATA),
+        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), tensor_bytes(key), key, query, _DATA),
     )
 
 

@@ -18,7 +18,7 @@ from simgpu.workloads.timemodel.operation import Direction, Operation, Operation
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 
-class WorkPass(TorchDispatchMode):  # type: ignore[misc]
+class WorkPass(TorchDispatchMode):
     """Notes the work of each operator call, and reports its workspace to the structure pass.
 
     Enter it before the structure pass, which then calls every operator through it.

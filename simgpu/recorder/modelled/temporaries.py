@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from simgpu.recorder.allocation_log import Hidden, Life
+from simgpu.recorder.modelled.operations import tensor_bytes
 
 _FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
 _EFFICIENT_BACKWARD = "_scaled_dot_product_efficient_attention_backward"
@@ -58,7 +59,7 @@ def temporaries(name: str, given: Mapping[str, Any]) -> Sequence[Hidden]:
     """Returns the temporaries of an operator, in order. name: without namespace. given: arguments by name."""
     own = _OWN.get(name)
     copied = [given[argument] for argument in _COPIED.get(name, ())]
-    copies = [_temporary(_bytes(each), 0, "contiguous copy") for each in copied if not each.is_contiguous()]
+    copies = [_temporary(tensor_bytes(each), 0, "contiguous copy") for each in copied if not each.is_contiguous()]
     return [*copies, *(own(given) if own is not None else ())]
 
 
@@ -141,7 +142,3 @@ _OWN: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Hidden]]] = MappingPro
 
 def _temporary(size: int, after: int, what: str) -> Hidden:
     return Hidden(size, after, Life.OPERATOR, what)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())

@@ -44,6 +44,7 @@ def record_step(
     Without `gpu`, the step runs, and its operators have the durations of this one run. With `gpu`, run two steps in the
     context: the optimizer's state exists from the first on. Then tensors from before the context are on the host until
     they are moved or used; create a gradient scaler inside; and numbers that the loop reads (``loss.item()``) are one.
+    Checks for NaN and infinity find none, and ``torch.save`` writes nothing.
 
     Raises `MissingExtraError` without PyTorch, and `InputError` as `simgpu.record` does.
     """

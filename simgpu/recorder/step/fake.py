@@ -85,7 +85,8 @@ class Stand:
         """
         fake = self._found(tensor)
         if fake is None:
-            fake = self._pair(tensor, self._like(tensor), keeps=False)
+            like = self._like(tensor) if tensor.device.type == "cpu" else self.without_values(tensor)
+            fake = self._pair(tensor, like, keeps=False)
         return fake
 
     def state(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -141,7 +142,7 @@ class Stand:
         return fake
 
 
-class RealArguments(TorchDispatchMode):  # type: ignore[misc]
+class RealArguments(TorchDispatchMode):
     """Replaces real tensors among the arguments of operators; enter it last, so that other passes see the fake ones."""
 
     def __init__(self, stand: Stand) -> None:
@@ -157,7 +158,7 @@ class RealArguments(TorchDispatchMode):  # type: ignore[misc]
         return tree_map_only(torch.Tensor, self._stand.real, func(*args, **named))
 
 
-class LoopOnCpu(TorchFunctionMode):  # type: ignore[misc]
+class LoopOnCpu(TorchFunctionMode):
     """Runs on the CPU what the loop runs on CUDA, because only some builds of PyTorch have CUDA.
 
     Real parameters, to which the loop may refer by names of its own, are replaced. A loop that names CUDA means

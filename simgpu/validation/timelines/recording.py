@@ -102,7 +102,7 @@ def dispatched_step(device: Device, step: Callable[[], object], operators: Colle
     return from_first_start([*interceptor.spans, *copies])
 
 
-class _Interceptor(TorchDispatchMode):  # type: ignore[misc]
+class _Interceptor(TorchDispatchMode):
     """Records the times of operators that do work on the device.
 
     As in a recorder, these are the operators that access memory and do not only create a view. Operators that only
