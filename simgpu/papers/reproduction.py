@@ -47,21 +47,22 @@ class Reproduction:
 
         paper: count only the paper with this key. fitted: count only fitted claims (True) or predictions (False).
         """
-        counted = Counter(
+        counted: Counter[Verdict] = Counter(
             each.verdict
             for each in self.claims
-            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted) and not each.claim.is_input
+            if paper in ("", each.claim.paper.key) and fitted in (None, each.claim.fitted)
+            if each.verdict is not Verdict.INPUT
         )
         return {verdict: counted[verdict] for verdict in Verdict}
 
     def part_counts(self, *, fitted: bool | None = None) -> dict[Verdict, int]:
         """Number of parts of compared claims by verdict, without inputs. fitted: as in `counts`."""
-        counted = Counter(
+        counted: Counter[Verdict] = Counter(
             part.judged.verdict
             for each in self.claims
             if fitted in (None, each.claim.fitted)
             for part in each.parts
-            if not part.part.input
+            if part.judged.verdict is not Verdict.INPUT
         )
         return {verdict: counted[verdict] for verdict in Verdict}
 
@@ -70,13 +71,14 @@ class Reproduction:
         return [
             rule
             for rule in self.rules
-            if paper in ("", rule.paper.key) and fitted in (None, rule.fitted) and not rule.is_input
+            if paper in ("", rule.paper.key) and fitted in (None, rule.fitted) and not _is_met_input(rule)
         ]
 
     @property
     def inputs(self) -> list[Claim]:
-        """The claims that cannot fail, which count nowhere."""
-        return [claim for claim in (*(each.claim for each in self.claims), *self.rules) if claim.is_input]
+        """The claims that cannot fail, which count nowhere; without those that failed nevertheless."""
+        compared = [each.claim for each in self.claims if each.verdict is Verdict.INPUT]
+        return [*compared, *filter(_is_met_input, self.rules)]
 
     def __getitem__(self, id_: str) -> ClaimOutcome:
         """The outcome of the compared claim with this id. Raises `KeyError` for rules and unknown ids."""
@@ -180,6 +182,10 @@ def parts_text(reproduction: Reproduction) -> str:
         if total := sum(counts.values()) - counts[Verdict.CANNOT]:
             texts.append(f"{counts[Verdict.HOLDS] + counts[Verdict.CLOSE]} of {total} in {group}")
     return f"Numbers and orders one by one: {' and '.join(texts)} hold or are within 10%." if texts else ""
+
+
+def _is_met_input(rule: Claim) -> bool:
+    return rule.is_input and not rule.broken
 
 
 def inputs_text(reproduction: Reproduction) -> str:

@@ -15,7 +15,7 @@ from simgpu.papers.outcome import PartOutcome, claim_lines, experiment_lines, sa
 from simgpu.papers.page.views import paper_views
 from simgpu.papers.reproduction import Reproduction, rule_lines, summary
 from simgpu.papers.verdicts import Verdict, judge
-from tests.papers.sample_paper import sample, sample_paper
+from tests.papers.sample_paper import VALUES, sample, sample_paper
 
 RESULT = sample()
 
@@ -119,6 +119,13 @@ def test_the_summary_counts_every_claim_once_and_fits_separately() -> None:
         ("SAMPLE", "0 of 1", "7", "1", "", "1", "2", "1", "1 + 1 failed"),
         ("  fitted", "", "1", "", "1", "", "", "", ""),
     ]
+
+
+def test_an_input_that_does_not_agree_counts() -> None:
+    wrong = sample(values=VALUES | {"shapes": [5.0]})
+    assert wrong["sample.shapes"].verdict is Verdict.OFF
+    assert wrong.counts()[Verdict.OFF] == RESULT.counts()[Verdict.OFF] + 1
+    assert not wrong.inputs
 
 
 def test_a_column_of_what_is_not_simulated_needs_one_that_is_not() -> None:

@@ -35,7 +35,9 @@ _RESOURCES = files("simgpu.papers.page") / "resources"
 
 def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]) -> str:
     """The page as HTML. figures: by the key of their paper. The same results give the same text."""
-    counts = reproduction.counts() | {Verdict.INPUT: sum(outcome.claim.is_input for outcome in reproduction.claims)}
+    counts = reproduction.counts() | {
+        Verdict.INPUT: [each.verdict for each in reproduction.claims].count(Verdict.INPUT)
+    }
     shown = [verdict for verdict in Verdict if counts[verdict]]
     patterns = {
         id_: pattern
