@@ -57,9 +57,12 @@ class Attention:
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, saves, dropout_p, is_causal, scale=scale
             )[0]
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        if attn_mask is None and not is_causal:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, None, dropout_p, False, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        mask = attn_mask if attn_mask is None or attn_mask.dtype is not torch.bool else _added(attn_mask, query.dtype)
+        return _masked_products(query, key, value, mask, dropout_p, scale, enable_gqa)
 
     def _uses_flash(
         self,
@@ -114,8 +117,46 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
     It is padded where its rows are not aligned (``preprocess_mask`` in ``ATen/native/transformers/attention.cpp``).
     """
     if mask.dtype is torch.bool:
-        mask = torch.where(mask.logical_not(), float("-inf"), torch.zeros((), dtype=query.dtype))
+        mask = _added(mask, query.dtype)
     tokens = mask.shape[-1]
     if any(stride % _MASK_WIDTH for stride in mask.stride()[:-1]):
         mask = pad(mask, (0, _MASK_WIDTH - tokens % _MASK_WIDTH))[..., :tokens]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a boolean mask as values that are added to the scores: 0 where it is true, else -infinity."""
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype), float("-inf"))
+
+
+def _masked_products(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attention by plain products, with a mask; None: a causal one.
+
+    The operators are those of ``_scaled_dot_product_attention_math``, but the mask is added in place. PyTorch does so
+    too, except while operators are intercepted.
+    """
+    dtype, root = query.dtype, (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
+    if dtype in _HALF:
+        query, key, value = query.float(), key.float(), value.float()
+    query = query * root
+    if mask is None:
+        mask = _added(torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(), query.dtype)
+    if enable_gqa and query.shape[-3] > key.shape[-3]:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ (key.transpose(-2, -1) * root)
+    scores.add_(mask)
+    weights = torch.ops.aten._safe_softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    returned_weights = weights.to(dtype)  # the operator returns them too, so they occupy memory until it ends
+    result = (weights @ value).to(dtype)
+    del returned_weights
+    return result
