@@ -128,6 +128,8 @@ class TimeModel:
 
     def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
         itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        if not work.product_flops:  # of an empty batch
+            return work.kernels * self.architecture.launch
         share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
         rate = self._peak(operation, on_matrix_units) * share
         arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate

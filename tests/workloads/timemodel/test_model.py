@@ -68,6 +68,10 @@ def test_an_empty_kernel_takes_launch_time_and_memory_latency() -> None:
     assert 0 <= time_model(V100).duration_ns(Operation(OperationKind.COPY, 0, 0, 0)) - volta.launch - filling < 1
 
 
+def test_a_product_of_an_empty_batch_takes_launch_time() -> None:
+    assert time_model(V100).duration_ns(gemm(0, 256, 64)) == PARAMETERS.architectures["volta"].launch
+
+
 @pytest.mark.parametrize("depth", [256, 4096])
 def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
     """By the formulas in the module's docstring; long sums are split, and their parts count as results."""
