@@ -61,6 +61,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     show_default=True,
     help="Framework whose memory use is modelled. pytorch-1.5: PyTorch before 1.10, with ReLUs that are not in-place. "
     "cudnn: Caffe and Torch7, without pooling indices, and with ReLU in-place in forward and backward. "
+    "cudnn-joined: like cudnn, but the inputs of a concatenation are written into its output. "
     "fused: moDNN's framework, where normalization, ReLU and sum of a layer share one output and one gradient.",
 )
 @click.option(

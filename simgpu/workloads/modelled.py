@@ -38,7 +38,7 @@ def build_trace(
     input, variant: see `simgpu.workloads.catalogue.build`.
     optimizer: sgd (with momentum), plain-sgd (without) or adam.
     workspace_limit: largest workspace of a convolution algorithm, bytes; the trace lists only algorithms within it.
-    framework: memory behaviour, pytorch, pytorch-1.5, cudnn or fused; see `simgpu.workloads.lowering.framework`.
+    framework: whose memory behaviour, a value of `simgpu.workloads.lowering.framework.Framework`.
     Raises `InputError` for unknown names, and if the GPU's description lacks values that the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -127,6 +127,7 @@ _HABITS = {
     Framework.PYTORCH: "PyTorch has them",
     Framework.PYTORCH_1_5: "PyTorch 1.5 has them for ReLUs that are not in place",
     Framework.CUDNN: "frameworks that call cuDNN for all layers have them",
+    Framework.JOINED: "frameworks that call cuDNN for all layers can have them, with concatenations in place",
     Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
 }
 _UPDATES = {

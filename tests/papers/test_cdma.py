@@ -12,10 +12,9 @@ from simgpu.compression.codecs.patterns import modelled_bytes
 from simgpu.papers.checks.cdma_maps import Pool, ZeroPattern, max_pooled, overlapping_pools, with_sizes
 from simgpu.papers.checks.cdma_ratios import behind, compressed, offloaded, rle_prefers, rle_worst, trained
 from simgpu.papers.checks.cdma_speed import reading_at
-from simgpu.papers.checks.cdma_traces import joined_in_place, study
+from simgpu.papers.checks.cdma_traces import study
 from simgpu.papers.reproduce import reproduce
 from simgpu.papers.verdicts import Verdict
-from simgpu.trace.check import check_trace
 
 
 @pytest.mark.slow
@@ -101,18 +100,9 @@ class TestMaps:
 
 class TestTraces:
     @pytest.mark.parametrize("name", ["SqueezeNet", "GoogLeNet"])
-    def test_joins_in_place_copy_nothing_and_offload_nothing_twice(self, name: str) -> None:
-        trace = study("maxwell").traces[name]
-        joined = joined_in_place(trace)
-        assert check_trace(joined) == []
-        joins = [kernel for kernel in trace.kernels if kernel.op == "cat"]
-        assert len(trace.kernels) - len(joined.kernels) == len(joins) > 0
-        parts = {part for join in joins for part in join.reads}
-        assert {block.id for block in trace.blocks} - {block.id for block in joined.blocks} == parts
-
-    def test_a_trace_without_joins_stays_as_it_is(self) -> None:
-        trace = study("maxwell").traces["VGG"]
-        assert joined_in_place(trace) == trace
+    def test_only_with_copies_are_concatenations_kernels(self, name: str) -> None:
+        joined, copied = (study("maxwell", copies=copies).traces[name] for copies in (False, True))
+        assert "cat" in {kernel.op for kernel in copied.kernels} - {kernel.op for kernel in joined.kernels}
 
     @pytest.mark.slow
     def test_a_slower_gpu_has_slower_kernels(self) -> None:

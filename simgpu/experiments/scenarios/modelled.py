@@ -45,7 +45,7 @@ class _Modelling(FileModel):
         default=None, min_length=1, description="the node whose GPU it is modelled for; by default the file's node"
     )
     input: str | None = Field(default=None, min_length=1, description="its input; by default the usual one")
-    framework: Literal["pytorch", "pytorch-1.5", "cudnn", "fused"] = Field(
+    framework: Literal["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"] = Field(
         default="pytorch", description="framework whose memory management is modelled"
     )
     optimizer: Literal["sgd", "plain-sgd", "adam"] = Field(default="sgd", description="optimizer of the weights")

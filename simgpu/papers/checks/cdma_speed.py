@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.experiments.study import cell_of
 from simgpu.hardware.spec import CdmaSpec, NodeSpec
 from simgpu.papers.checks.cdma_maps import ZeroPattern, with_sizes
-from simgpu.papers.checks.cdma_traces import GPUS, joined_in_place, study
+from simgpu.papers.checks.cdma_traces import GPUS, study
 from simgpu.papers.checks.results import bars, lines
 
 if TYPE_CHECKING:
@@ -31,13 +31,18 @@ Speeds = Mapping[str, Mapping[str, float]]
 
 
 def speeds(
-    gpu: str, runs: Iterable[str], *, speed: float = 1.0, change: Callable[[Trace], Trace] = lambda trace: trace
+    gpu: str,
+    runs: Iterable[str],
+    *,
+    speed: float = 1.0,
+    copies: bool = False,
+    change: Callable[[Trace], Trace] = lambda trace: trace,
 ) -> dict[str, dict[str, float]]:
     """Samples per second by network and run of the study for a GPU.
 
-    speed: factor on the GPU's peak rates. change: applied to each trace.
+    speed: factor on the GPU's peak rates. copies: whether concatenations copy. change: applied to each trace.
     """
-    of = study(gpu, speed)
+    of = study(gpu, speed, copies)
     changed = replace(of, traces={name: change(trace) for name, trace in of.traces.items()})
     chosen = [run for run in of.runs if run.label in set(runs)]
     return {name: {run.label: speed_of(changed, name, run) for run in chosen} for name in changed.traces}
@@ -54,7 +59,7 @@ def speed_of(of: Study, network: str, run: StudyRun) -> float:
 def performance(
     *,
     speed: float = 1.0,
-    joins: bool = True,
+    copies: bool = False,
     overlapping: bool = False,
     channels: float = 0.0,
     length: float = 0.0,
@@ -62,17 +67,17 @@ def performance(
 ) -> dict[str, Any]:
     """Performance on both GPUs (figure 13), and the numbers of section VII-B.
 
-    speed: factor on the GPUs' peak rates. joins: whether concatenations copy. overlapping, channels, length: as in
+    speed: factor on the GPUs' peak rates. copies: whether concatenations copy. overlapping, channels, length: as in
     `ZeroPattern`. runs: labels of the runs to simulate; only results that follow from these are returned. Empty for
     all.
     """
     zeros = ZeroPattern(channels, length, overlapping)
 
     def change(trace: Trace) -> Trace:
-        return with_sizes(trace if joins else joined_in_place(trace), zeros)
+        return with_sizes(trace, zeros)
 
     labels = tuple(runs) or tuple(run.label for run in study(GPUS[0]).runs)
-    by_gpu = {gpu: speeds(gpu, labels, speed=speed, change=change) for gpu in GPUS}
+    by_gpu = {gpu: speeds(gpu, labels, speed=speed, copies=copies, change=change) for gpu in GPUS}
     results: dict[str, Any] = {}
     for gpu, of in by_gpu.items():
         if {"vDNN", "ZV", "ideal"}.issubset(labels):

@@ -1,9 +1,7 @@
-"""The traces of cDMA's figure 13, and functions that change them for experiments."""
+"""The traces of cDMA's figure 13, also changed for experiments, and the layers of their feature maps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -20,57 +18,23 @@ _RATES = {"fp32_rate": "kFLOP/s", "dram_bandwidth": "kB/s"}
 
 
 @lru_cache(maxsize=4)
-def study(gpu: str, speed: float = 1.0) -> Study:
-    """The study of figure 13 for a GPU. speed: factor on its arithmetic and memory rates, which its kernels follow."""
+def study(gpu: str, speed: float = 1.0, copies: bool = False) -> Study:
+    """The study of figure 13 for a GPU.
+
+    speed: factor on its arithmetic and memory rates, which its kernels follow. copies: whether concatenations copy.
+    """
     from simgpu.experiments.scenarios.load_study import load_study
 
     name = f"cdma-13-{gpu}"
-    if speed == 1:
-        return load_study(name)
-    node = next(run.node for run in load_study(name).runs if run.policy[0] == "vdnn")
-    slower = {
-        f"node.gpu.{key}": f"{round(getattr(node.gpu, key) * speed / 1000)} {unit}" for key, unit in _RATES.items()
-    }
-    return load_study(name, slower)
-
-
-def joined_in_place(trace: Trace) -> Trace:
-    """The trace as if branches wrote their parts directly into the result of a concatenation, as cuDNN's strides allow.
-
-    Concatenations have no kernel, and the parts and their concatenation, which vDNN would both offload, are one feature
-    map.
-
-    >>> trace = study("maxwell").traces["SqueezeNet"]
-    >>> len(trace.blocks) - len(joined_in_place(trace).blocks)
-    16
-    """
-    joins = [kernel for kernel in trace.kernels if kernel.op == "cat" and kernel.phase is Phase.FORWARD]
-    concatenated = {part: join.writes[0] for join in joins for part in join.reads}
-
-    def root(block: str) -> str:
-        while block in concatenated:
-            block = concatenated[block]
-        return block
-
-    copies = {join.id for join in joins}
-    kernels = tuple(
-        replace(kernel, reads=_distinct(map(root, kernel.reads)), writes=_distinct(map(root, kernel.writes)))
-        for kernel in trace.kernels
-        if kernel.id not in copies
-    )
-    last = {block: kernel.id for kernel in kernels for block in (*kernel.reads, *kernel.writes)}
-    joined = set(map(root, concatenated))
-    blocks = tuple(
-        replace(block, release=last[block.id]) if block.id in joined else block
-        for block in trace.blocks
-        if block.id not in concatenated
-    )
-    sparsity = tuple(sample for sample in trace.sparsity if sample.block not in concatenated)
-    return replace(trace, kernels=kernels, blocks=blocks, sparsity=sparsity)
-
-
-def _distinct(blocks: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(blocks))
+    of = load_study(name)
+    changes: dict[str, object] = {}
+    if speed != 1:
+        node = next(run.node for run in of.runs if run.policy[0] == "vdnn")
+        for key, unit in _RATES.items():
+            changes[f"node.gpu.{key}"] = f"{round(getattr(node.gpu, key) * speed / 1000)} {unit}"
+    if copies:
+        changes |= {f"traces.{label}.framework": "cudnn" for label in of.traces}
+    return load_study(name, changes) if changes else of
 
 
 def writers_of(trace: Trace) -> dict[str, Kernel]:

@@ -21,6 +21,7 @@ from simgpu.workloads.lowering import (
     products,
 )
 from simgpu.workloads.lowering.framework import Framework
+from simgpu.workloads.lowering.joins import joined_in_place
 from simgpu.workloads.lowering.operations import elementwise
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
@@ -98,7 +99,8 @@ def lower(
         algorithms += [AlgorithmChoice(taped.id, each.name, each.duration_ns, each.workspace_bytes) for each in priced]
         kernels.append(_kernel(taped, durations[operation], workspace))
     blocks = (*_blocks(tape), *workspaces)
-    return Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
+    trace = Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
+    return joined_in_place(trace) if framework is Framework.JOINED else trace
 
 
 def _workspace(taped: TapeKernel, size: int) -> list[Block]:

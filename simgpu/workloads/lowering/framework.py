@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Framework(StrEnum):
-    """A framework: current PyTorch, PyTorch 1.5, one that calls cuDNN for all layers (Caffe, Torch7), or a fusing one.
+    """A framework: current PyTorch, PyTorch 1.5, one that calls cuDNN (Caffe, Torch7), or a variant of it.
 
     PyTorch 1.5 represents versions before 1.10 with ReLUs that are not in place, PyTorch's default: each ReLU has a
     separate result, and its backward reads the input, which is saved in addition to the result that the next layer
@@ -17,6 +17,11 @@ class Framework(StrEnum):
     cuDNN's maximum pooling needs no indices: it saves input and result. The gradient of an in-place ReLU is in place
     too, unless another layer still needs the block that it would overwrite. PyTorch saves an int64 index for each
     maximum and allocates a block for each gradient of a ReLU.
+
+    Joined is cuDNN whose branches write directly into the result of a concatenation, as the strides of its tensors
+    allow: no copy, and one feature map instead of the parts and their concatenation. Caffe's layer copies; a memory
+    manager that calls cuDNN itself, such as the published vDNN, need not. A network whose concatenations share parts
+    (DenseNet) copies.
 
     Fused is cuDNN with one result and one gradient per layer, like moDNN's framework (Chen et al., TPDS 2019, section
     3.1: a layer is an operation and its activation, with one Y and one delta):
@@ -39,9 +44,10 @@ class Framework(StrEnum):
     PYTORCH = "pytorch"
     PYTORCH_1_5 = "pytorch-1.5"
     CUDNN = "cudnn"
+    JOINED = "cudnn-joined"
     FUSED = "fused"
 
     @property
     def calls_cudnn(self) -> bool:
         """Whether pooling and ReLU are those of cuDNN instead of PyTorch's own."""
-        return self in (Framework.CUDNN, Framework.FUSED)
+        return self in (Framework.CUDNN, Framework.JOINED, Framework.FUSED)

@@ -119,7 +119,7 @@ def test_the_schema_lists_every_modelling_key() -> None:
         (
             "epochs: 5",
             "framework: caffe",
-            "line 5, trace.framework: 'caffe' is not one of the choices; known: cudnn, fused, pytorch",
+            "line 5, trace.framework: 'caffe' is not one of the choices; known: cudnn, cudnn-joined, fused, pytorch",
         ),
         ("epochs: 5", "workspace_limit: 8", "line 5, trace.workspace_limit: 8 has no unit"),
         ("epochs: 5", "gpu: v10", "line 5, trace.gpu: no shipped node is called 'v10'; did you mean 'v100'?"),
@@ -167,7 +167,7 @@ def test_the_json_schema_accepts_a_name_and_a_mapping() -> None:
     assert name["type"] == "string"
     assert modelled["required"] == ["zoo", "batch"]
     assert modelled["additionalProperties"] is False
-    assert modelled["properties"]["framework"]["enum"] == ["pytorch", "pytorch-1.5", "cudnn", "fused"]
+    assert modelled["properties"]["framework"]["enum"] == ["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"]
 
 
 def result_of(trace: Trace, epoch: int) -> dict[str, Any]:

@@ -126,3 +126,26 @@ def _peak(trace: Trace) -> int:
     peak = trace_stats(trace).peak_recorded
     assert peak is not None
     return peak.bytes
+
+
+@pytest.mark.parametrize("name", ["squeezenet", "googlenet", "inception-v3"])
+def test_branches_write_into_a_joined_concatenation(name: str) -> None:
+    """No kernel copies, parts and result are one block, and all else is as it was."""
+    copied, joined = built(name, "cudnn"), built(name, "cudnn-joined")
+    assert check_trace(joined) == []
+    joins = [kernel for kernel in copied.kernels if kernel.op == "cat"]
+    assert [k.id for k in joined.kernels] == [k.id for k in copied.kernels if k.op != "cat"]
+    assert joined.compute_ns == copied.compute_ns - sum(join.duration_ns for join in joins)
+    parts = {part for join in joins for part in join.reads}
+    assert [b.id for b in joined.blocks] == [b.id for b in copied.blocks if b.id not in parts]
+    whole = {join.writes[0] for join in joins if join.writes[0] not in parts}
+    for result in whole:
+        first = next(kernel for kernel in joined.kernels if result in kernel.writes)
+        assert first.id != next(join.id for join in joins if result in join.writes)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet18", "densenet121"])
+def test_a_network_that_concatenates_nothing_or_the_same_part_twice_is_not_joined(name: str) -> None:
+    """DenseNet concatenates every result again in each later layer, so it copies, but for parts used once."""
+    copied, joined = built(name, "cudnn"), built(name, "cudnn-joined")
+    assert (joined.kernels, joined.blocks) == (copied.kernels, copied.blocks)
