@@ -54,7 +54,7 @@ def times(node: str, seed: int, quiet: bool) -> None:
         say("training")
         errors = compare_models(surface, seed=seed)
     rows = [(_NAMES[model], f"{near:.1%}", f"{wide:.1%}") for model, (near, wide) in mean_errors(errors).items()]
-    noise = f"{COUNT} for training and {COUNT} per test, 20 to 2000 MB, with {NOISE:.0%} noise (assumed)"
+    noise = f"{COUNT} for training and {COUNT} per test, 20 to 2000 MB, with {NOISE:.1%} noise (measured on a CPU)"
     screen = Screen()
     screen.print(
         facts(

@@ -95,4 +95,4 @@ def test_the_alexnet_of_the_check_is_that_of_the_study_until_it_is_changed() -> 
         for policy, given in (("vdnn", {"mode": "conv"}), ("cswap", {"launch": "grid_search"}))
     )
     assert alexnet()["time_saved"] == 1 - cswap / vdnn
-    assert alexnet(form="3, 3, 2")["time_saved"] > 0.1
+    assert alexnet(form="3, 3, 2")["time_saved"] > 0.08

@@ -115,7 +115,7 @@ def tuner() -> dict[str, Any]:
 
 def random_setting(changed: Mapping[str, object] | None = None) -> dict[str, Any]:
     """The codec's share of VGG16's iteration at figure 12's random setting; the rest is as at the tuned one."""
-    study = study_of("cswap-6c", changed)
+    study = study_of("cswap-6a", changed)
     results = [epoch.result for epoch in trained(study, "VGG16", "cswap", {"launch": "grid_search"}).epochs]
     rest = sum(each.iteration_ns - each.metrics.breakdown.codec for each in results) / len(results)
     codec = network_ns(_surface(1), "zvc", FIGURE_12, _of(_RANDOM))

@@ -59,7 +59,7 @@ class ResponseSurface(ABC):
         >>> from simgpu import load_node
         >>> from simgpu.compression.codecs.gpu.response import response_of
         >>> response_of(load_node("v100").gpu).encode_ns("zvc", 500_000_000, 0.5, grid=197, threads=64)
-        4356684
+        6843155
         """
         self._check(codec, tensor_bytes, sparsity, grid, threads)
         return int(self._encode(codec, int(tensor_bytes), float(sparsity), int(grid), int(threads)))
