@@ -16,15 +16,19 @@ ones. Where that is open, this implementation decides:
 * Recomputation needs memory too. If the iteration does not fit with all maps decided, recomputed maps are swapped
   instead, from the first on, until it fits. Then, from the first on, those that need not be swapped are recomputed
   again; last, from the last map on, maps that need neither are kept.
+* Where only a run decides what fits, as in a pool whose holes waste memory, further maps are decided until a run fits.
 * Offloads are issued with the last reader and fetches one layer step ahead, as in HOME itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
+from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import UNLIMITED
@@ -71,6 +75,8 @@ def rebuilt(context: PlanContext) -> Program:
     decisions = Decisions.of(graph)
     vector = first_to_current(graph, node, context.budget, decisions)
     evaluator = evaluator_of(context, decisions)
+    if evaluator.why_not:
+        vector = _by_runs(context, decisions, vector)
     context.chosen(Chosen(evaluator, vector))
     program = program_of(graph, decisions, vector)
     return replace(program, notes=(*program.notes, *notes_on(graph, decisions, vector), *inexact(evaluator)))
@@ -86,20 +92,47 @@ def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: D
     >>> [first_to_current(graph, node, budget, Decisions.of(graph)) for budget in (1000, 900, 799)]
     [(0, 0), (1, 0), (1, 1)]
     """
-    within, without = (Evaluator(graph, node, limit, decisions) for limit in (budget, UNLIMITED))
-    count, known = len(decisions.maps), _known_choices(graph, node, decisions)
-    chosen, begin = list(known[-1]), 0
+    within = Evaluator(graph, node, budget, decisions)
+    count, chosen, begin = len(decisions.maps), _choices(graph, node, decisions, 0), 0
     while True:
         vectors = [[*chosen[:end], *[0] * (count - end)] for end in range(begin, len(chosen) + 1)[:_AT_ONCE]]
         fits = within.costs(vectors).short <= 0
         begin += len(vectors)
         if fits.any() or begin > count:
             break
-        if begin > len(chosen):
-            tried = [[*chosen, number, *[0] * (count - begin)] for number in range(1, decisions.choices[begin - 1])]
-            chosen.append(1 + int(without.costs(tried).time_ns.argmin()))
-    known.append(tuple(chosen))
+        chosen = _choices(graph, node, decisions, begin)
     return tuple(vectors[int(fits.argmax())]) if fits.any() else _repaired(within, vectors[-1])
+
+
+def _choices(graph: TaskGraph, node: NodeSpec, decisions: Decisions, least: int) -> list[int]:
+    """The cheaper of swap and recompute for at least so many feature maps, from the first on."""
+    known, count = _known_choices(graph, node, decisions), len(decisions.maps)
+    chosen = list(known[-1])
+    if len(chosen) < least:
+        without = Evaluator(graph, node, UNLIMITED, decisions)
+        while len(chosen) < least:
+            rest = [0] * (count - len(chosen) - 1)
+            tried = [[*chosen, number, *rest] for number in range(1, decisions.choices[len(chosen)])]
+            chosen.append(1 + int(without.costs(tried).time_ns.argmin()))
+        known.append(tuple(chosen))
+    return chosen
+
+
+def _by_runs(context: PlanContext, decisions: Decisions, vector: Vector) -> Vector:
+    """The greedy vector where the evaluator is not exact, as with a pool whose holes waste memory.
+
+    Of the vector and those with further maps decided, the first that fits in a run; the vector itself if none does.
+    """
+    graph, node, count = context.graph, context.node, len(decisions.maps)
+    decided = max((position + 1 for position, number in enumerate(vector) if number), default=0)
+    further = (
+        (*_choices(graph, node, decisions, end)[:end], *[0] * (count - end)) for end in range(decided + 1, count + 1)
+    )
+    for each in chain([vector], further):
+        with suppress(OutOfMemoryError):
+            context.trial(program_of(graph, decisions, each))
+            return each
+    return vector
 
 
 def _known_choices(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> deque[Vector]:
