@@ -26,7 +26,7 @@ MAX_BATCH_HEADINGS = ("policy", "batch", "samples/s", "slowdown", "largest", "sa
 LEGEND = (
     "batch: recommended, the largest with at least 80% of the best throughput among those simulated (powers of two, "
     "the largest that fits, some between); slowdown: its step time over that in unlimited memory; largest: the largest "
-    "batch that fits; vs. none: over the largest of none"
+    "batch that fits before the first failure going up; vs. none: over the largest of none"
 )
 #: Share of the best throughput that the recommended batch must reach.
 NEAR_BEST = 0.8
@@ -65,7 +65,7 @@ def recommended(speeds: Iterable[Speed]) -> Speed | None:
 class LargestBatch:
     """The largest batch of one policy.
 
-    batch: the largest that fits; None if there is none
+    batch: the largest that fits before the first failure going up; None if there is none
     run: the run at that batch; else the run that shows why: out of memory with one sample, refused, unlimited memory
     tried: every batch that was tried and whether it fits, ascending
     limit: the largest batch to try
@@ -95,9 +95,9 @@ class LargestBatch:
         return program is not None and (program.unlimited_memory or program.residency is not None)
 
     @property
-    def gaps(self) -> tuple[int, ...]:
-        """Batches below the largest that were tried and do not fit."""
-        return tuple(batch for batch, fits in self.tried if not fits and batch < (self.batch or 0))
+    def islands(self) -> tuple[int, ...]:
+        """Batches beyond a failure that were tried and fit."""
+        return tuple(batch for batch, fits in self.tried if fits and self.batch is not None and batch > self.batch)
 
     @property
     def note(self) -> str:
@@ -109,7 +109,7 @@ class LargestBatch:
         if self.batch is None:
             return "failed" if any(fits for _, fits in self.tried) else "none fits"
         notes = ["capped"] if self.batch == self.limit else []
-        notes += ["gaps"] if self.gaps else []
+        notes += ["islands"] if self.islands else []
         notes += ["unsteady"] if self.result is not None and self.result.steady is False else []
         return ", ".join([*notes, *self._adopted()])
 
@@ -130,14 +130,14 @@ class LargestBatch:
             yield f"predicted to fit, but ran out: {self.run.outcome}" if predicted else str(self.run.outcome)
         elif self.batch == self.limit:
             yield f"batches larger than {self.limit} were not tried; raise `limit` to try them"
-        if self.gaps:
-            listed = ", ".join(map(str, self.gaps[-3:])) + (" among others" if len(self.gaps) > 3 else "")
-            yield f"not every smaller batch fits ({listed}): workspaces grow when convolutions change their algorithm"
+        if self.islands:
+            listed = ", ".join(map(str, self.islands[-3:])) + (" among others" if len(self.islands) > 3 else "")
+            yield f"larger batches fit again ({listed}): convolutions change their algorithm, or blocks fit into holes"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the batches, what was tried, and the run."""
         tried = [{"batch": batch, "fits": fits} for batch, fits in self.tried]
-        results = {"largest_batch": self.batch, "note": self.note, "limit": self.limit, "gaps": list(self.gaps)}
+        results = {"largest_batch": self.batch, "note": self.note, "limit": self.limit, "islands": list(self.islands)}
         best = self.recommended
         speeds = {"recommended": best and best.to_dict(), "speeds": [each.to_dict() for each in self.speeds]}
         return {**speeds, **results, "tried": tried, "run": self.run.to_dict()}
@@ -234,7 +234,7 @@ class MaxBatch:
         about |= {"origin": info.origin.value, "device": info.device, "date": info.date}
         rows = {each.run.label: {**_numbers(each), "vs_none": self.vs_none(each)} for each in self.results}
         near = [f"recommended_{name}" for name in Speed._fields]
-        columns = [*near, "batch", "vs_none", *_NUMBERS, "steady", "gaps", "tried", "note"]
+        columns = [*near, "batch", "vs_none", *_NUMBERS, "steady", "islands", "tried", "note"]
         numbers = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
         return numbers.assign(**about).rename_axis("policy")
 
@@ -266,5 +266,5 @@ def _numbers(each: LargestBatch) -> dict[str, Any]:
     steady = each.result.steady if each.result else None
     near = each.recommended
     numbers |= {f"recommended_{name}": value for name, value in near._asdict().items()} if near else {}
-    about = {"batch": each.batch, "gaps": len(each.gaps), "tried": len(each.tried), "note": each.note}
+    about = {"batch": each.batch, "islands": len(each.islands), "tried": len(each.tried), "note": each.note}
     return {**numbers, "steady": steady, **about}

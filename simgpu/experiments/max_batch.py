@@ -41,7 +41,7 @@ def max_batch(
 ) -> MaxBatch:
     """Search the largest batch that fits under each policy, and the largest with near-best throughput.
 
-    The search doubles and bisects the batch, with traces from `Trace.at_batch`.
+    The search doubles and bisects the batch, with traces from `simgpu.workloads.rescale.entry.at_batch`.
 
     trace: a trace, which requires a node, or a scenario, whose node, policies and settings other arguments override
     policies: as for `simgpu.compare`; a single name is one policy
@@ -51,7 +51,9 @@ def max_batch(
 
     A batch fits if `Policy.fits` predicts so without planning, or if its program does not run out of memory. A batch
     smaller than one that fits may not fit: the fastest algorithm of a convolution, and with it its workspace, changes
-    with the batch. So a few batches above the answer are tried too, and smaller batches that do not fit are reported.
+    with the batch, and so do the holes in memory. The answer is the largest below the first tried batch that fails, as
+    authors of policies search by raising the batch. A few batches above it are tried too, and those that fit are
+    reported (`LargestBatch.islands`).
 
     The largest batch is often much slower than a smaller one. So throughput is simulated at every power of two up to
     the largest batch that fits, at this batch, and by bisection at up to 4 batches between the largest with 80% of the
@@ -99,6 +101,20 @@ def max_batch(
     return MaxBatch(results, trace.info, trace.name, node, budget)
 
 
+def _before_failure(tried: Iterable[tuple[int, bool]]) -> int | None:
+    """The largest batch that fits below the first that does not; None if none fits.
+
+    >>> _before_failure([(1, True), (2, True), (3, False), (4, True)])
+    2
+    """
+    value = None
+    for batch, fits in tried:
+        if not fits:
+            break
+        value = batch
+    return value
+
+
 def _checked(scenario: Scenario) -> Scenario:
     """The scenario. Raises `InputError` if it is not a scenario, or trains on several GPUs."""
     if not isinstance(getattr(scenario, "trace", None), Trace):
@@ -128,7 +144,9 @@ class _Search:
             if runs.unlimited:
                 return self._result(runs, own, None)
             low, high = (own, None) if first else (1, own - 1)
-            value = largest(runs.fits, low, high, cap=self.limit).value if first or own > 1 else None
+            if first or own > 1:
+                largest(runs.fits, low, high, cap=self.limit)
+            value = _before_failure(runs.tried)
             outcome = runs.at(value or 1)
             return self._result(runs, value or 1, None if isinstance(outcome, OutOfMemoryError) else value)
         except (InputError, MissingExtraError) as error:

@@ -80,6 +80,7 @@ class StudyResult(StudyValues):
             "epochs": list(study.epochs),
             "iterations": study.iterations,
             "seed": study.seed,
+            "pool": study.pool,
             "largest_batch": study.largest_batch,
             "traces": {label: _about(trace) for label, trace in study.traces.items()},
             "networks": {label: list(batches) for label, batches in study.networks.items()},
@@ -198,6 +199,7 @@ def _trained(study: Study, label: str, run: StudyRun) -> Training:
         iterations=study.iterations,
         seed=study.seed,
         budget=budget,
+        pool=study.pool,
         **(run.data_parallel.arguments if run.data_parallel else {}),
     )
 
@@ -214,6 +216,7 @@ def _at_largest_batch(study: Study, label: str, run: StudyRun) -> Training:
         iterations=study.iterations,
         seed=study.seed,
         epoch=epoch,
+        pool=study.pool,
         speeds=False,
     )
     if isinstance(result.run.outcome, Exception):

@@ -65,7 +65,7 @@ class PartSection(FileModel):
     test: TestId | None = Field(default=None, description="for a rule, in place of from: the test that checks it")
     broken: str = Field(default="", description="why a rule does not hold here; its test is then an expected failure")
     resolution: float | None = Field(
-        default=None, gt=0, description="rounding step of a published 0: values up to half a step away agree"
+        default=None, gt=0, description="rounding step of a published number: values up to half a step away agree"
     )
     no_effect: float | None = Field(
         default=None,

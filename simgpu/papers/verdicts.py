@@ -117,10 +117,11 @@ def _of_numbers(part: PartSection, published: float, simulated: float) -> Judgem
         if over <= 0:
             return Judgement(Verdict.HOLDS, ratio, part.comparison.replace("_", " "))
         return _distance(over / abs(published) if published else float("inf"), ratio, simulated, published)
+    error = simulated - published
+    if part.resolution and abs(error) <= part.resolution / 2:
+        return Judgement(Verdict.CLOSE, ratio, "the same when rounded")
     if ratio is None:
-        error = simulated - published
-        within = abs(error) <= (part.resolution or 0) / 2
-        return Judgement(Verdict.CLOSE) if within else Judgement(Verdict.OFF, detail=f"by {error:+.3g}")
+        return Judgement(Verdict.OFF, detail=f"by {error:+.3g}")
     return _distance(abs(ratio - 1), ratio, simulated, published)
 
 

@@ -117,7 +117,13 @@ _BRANCHED = (
         },
     ),
     Entry("inception-v2", "Inception v2, that is BN-Inception (Ioffe and Szegedy 2015)", inception_v2, _IMAGES),
-    Entry("inception-v3", "Inception v3, without auxiliary classifier (Szegedy et al. 2016)", inception_v3, _IMAGES),
+    Entry(
+        "inception-v3",
+        "Inception v3, without auxiliary classifier (Szegedy et al. 2016)",
+        inception_v3,
+        _IMAGES,
+        {"side": Variant(299, "pixels along each side of the images", input=IMAGENET, most=4096)},
+    ),
     Entry(
         "squeezenet",
         "SqueezeNet 1.0 (Iandola et al. 2016)",

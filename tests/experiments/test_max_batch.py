@@ -157,16 +157,17 @@ def test_a_policy_that_does_not_predict_what_fits_runs_at_each_batch_once(reside
     assert sorted(resident.planned) == [batch for batch, _ in result.tried]
 
 
-def test_smaller_batches_that_do_not_fit_are_reported(resident: Resident) -> None:
+def test_batches_beyond_the_first_failure_are_reported(resident: Resident) -> None:
     """For example, a workspace may be larger at 4 samples than at 5 to 9."""
     Resident.said = lambda context: context.graph.trace.info.batch in (1, 2, 3, 5, 6, 7, 8, 9)
     result = max_batch(CHAIN, node(10_000), [resident])
     (each,) = result
-    assert each.batch == 9
-    assert each.gaps == (4,)
-    assert each.note == "gaps"
+    assert each.batch == 3
+    assert each.islands == (5, 7, 8, 9)
+    assert each.note == "islands"
     assert result.notes() == [
-        "resident: not every smaller batch fits (4): workspaces grow when convolutions change their algorithm"
+        "resident: larger batches fit again (7, 8, 9 among others): convolutions change their algorithm, or blocks fit "
+        "into holes"
     ]
 
 

@@ -136,3 +136,9 @@ def test_a_verdict_does_not_depend_on_the_unit(published: float, simulated: floa
 def test_parts_that_cannot_be_compared_are_refused(written: dict[str, Any], detail: str) -> None:
     with pytest.raises(ValueError, match=detail):
         part(**written)
+
+
+def test_a_rounded_number_agrees_within_half_its_step() -> None:
+    share = part(value=0.01, resolution=0.01)
+    assert judge(share, 0.0051).verdict is judge(share, 0.0149).verdict is Verdict.CLOSE
+    assert judge(share, 0.0151).verdict is Verdict.OFF

@@ -94,6 +94,7 @@ class StudyReading(Reading):
             seed=file.seed,
             published=published,
             tables=tuple(dict.fromkeys(file.tables)),
+            pool=file.pool,
             largest_batch=file.largest_batch,
         )
 

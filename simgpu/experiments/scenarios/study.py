@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from simgpu.analysis.tables import facts_html, facts_text
-from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice, PolicyEntry
+from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice, PolicyEntry, Pool
 from simgpu.experiments.scenarios.modelled import WrittenSweep
 from simgpu.graph.replicate import NO_COLLECTIVES
 from simgpu.io.schema import FileModel, Share, Size
@@ -178,6 +178,7 @@ class StudyFile(FileModel):
     )
     iterations: int = Field(default=3, ge=1, le=10_000, description="number of iterations to simulate per epoch")
     seed: int = Field(default=0, ge=0, description="random seed of the policies")
+    pool: Pool | None = Field(default=None, description="allocator of device memory; by default each policy's")
     largest_batch: bool = Field(
         default=False,
         description="simulate every run at its largest batch that fits; the search starts at the trace's batch",
@@ -263,6 +264,7 @@ class Study:
     baseline: labels of the runs, or sweeps of runs, that the others are compared with
     tables: the measures shown for every trace and run
     epochs: training epochs
+    pool: allocator of device memory; None for each policy's
     largest_batch: whether every run is at its largest batch that fits, instead of the trace's batch
     """
 
@@ -279,6 +281,7 @@ class Study:
     published: tuple[PublishedNumber, ...]
     tables: tuple[Table, ...] = ("throughput",)
     sweeps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pool: Pool | None = None
     largest_batch: bool = False
 
     @property
@@ -317,6 +320,7 @@ class Study:
             *(("origin", origin) for origin in origins),
             ("nodes", ", ".join(dict.fromkeys(run.node.name for run in self.runs))),
             ("run", f"{text}; " + _iterations(self.iterations)),
+            *([("memory", f"pool: {self.pool}")] if self.pool else []),
             *([("batch", "the largest that fits, for each run")] if self.largest_batch else []),
             *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
             *(("note", note) for note in self.notes),

@@ -23,9 +23,7 @@ ones. Where that is open, this implementation decides:
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Literal
 
 from simgpu.errors import OutOfMemoryError
@@ -121,18 +119,28 @@ def _choices(graph: TaskGraph, node: NodeSpec, decisions: Decisions, least: int)
 def _by_runs(context: PlanContext, decisions: Decisions, vector: Vector) -> Vector:
     """The greedy vector where the evaluator is not exact, as with a pool whose holes waste memory.
 
-    Of the vector and those with further maps decided, the first that fits in a run; the vector itself if none does.
+    The vector if it fits in a run, or if it does not with all maps decided. Else, by bisection, a number of decided
+    maps that fits while one less does not.
     """
     graph, node, count = context.graph, context.node, len(decisions.maps)
-    decided = max((position + 1 for position, number in enumerate(vector) if number), default=0)
-    further = (
-        (*_choices(graph, node, decisions, end)[:end], *[0] * (count - end)) for end in range(decided + 1, count + 1)
-    )
-    for each in chain([vector], further):
-        with suppress(OutOfMemoryError):
+
+    def first(end: int) -> Vector:
+        return (*_choices(graph, node, decisions, end)[:end], *[0] * (count - end))
+
+    def fits(each: Vector) -> bool:
+        try:
             context.trial(program_of(graph, decisions, each))
-            return each
-    return vector
+        except OutOfMemoryError:
+            return False
+        return True
+
+    if fits(vector) or not fits(first(count)):
+        return vector
+    fails, enough = max((position for position, number in enumerate(vector) if number), default=-1) + 1, count
+    while enough - fails > 1:
+        middle = (fails + enough) // 2
+        fails, enough = (fails, middle) if fits(first(middle)) else (middle, enough)
+    return first(enough)
 
 
 def _known_choices(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> deque[Vector]:

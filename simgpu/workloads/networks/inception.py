@@ -175,8 +175,10 @@ _V3_FOR_CIFAR10 = (
 )
 
 
-def inception_v3(input: str) -> Network:
+def inception_v3(input: str, side: int = 299) -> Network:
     """Inception v3 on 299 x 299 images (table 1, else the published model).
+
+    side: pixels of ImageNet's images along each side, at least 75
 
     For CIFAR10, the first convolutions have no stride and no pooling, so the first module's input is 30 x 30, as in
     weiaicunzai's pytorch-cifar100.
@@ -184,7 +186,7 @@ def inception_v3(input: str) -> Network:
     >>> round(inception_v3("imagenet").parameters / 1e6, 2), round(inception_v3("imagenet").macs / 1e9, 2)
     (23.83, 5.71)
     """
-    images = image_set(input, 299)
+    images = image_set(input, side)
     net = NetworkBuilder("inception-v3", "Szegedy et al., CVPR 2016, table 1", _V3_FOR_CIFAR10 if images.small else "")
     x = _stem(net, net.input("image", images.shape), images.small)
     for name, pooled in (("5b", 32), ("5c", 64), ("5d", 64)):
