@@ -25,7 +25,7 @@ from simgpu.papers.verdicts import Verdict
 STUDY = {
     "epochs": [48],
     "iterations": 1,
-    **dict.fromkeys(f"traces.{label}" for label in ("AlexNet", "VGG16", "MobileNet", "ResNet-34", "SqueezeNet")),
+    **dict.fromkeys(f"traces.{label}" for label in ("AlexNet", "VGG16", "MobileNet", "ResNet", "SqueezeNet")),
 }
 
 

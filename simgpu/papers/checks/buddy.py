@@ -93,10 +93,10 @@ def _lasting(trace: Trace) -> list[Any]:
     return [each for each in trace_allocations(trace) if kinds[each.name] is not BlockKind.WORKSPACE]
 
 
-def footprints(framework: str = "fused") -> dict[str, Any]:
+def footprints(framework: str = "cudnn") -> dict[str, Any]:
     """Peak memory of an iteration in GB, at the batch, a power of two, whose peak is nearest to table 1 (as a ratio).
 
-    framework: whose memory behaviour is modelled; fused represents Caffe, in which the paper ran its networks.
+    framework: whose memory behaviour is modelled; cudnn represents Caffe, in which the paper ran its networks.
     """
     peaks_gb, groups = {}, {}
     for network, stated in TABLE_1.items():
