@@ -119,7 +119,7 @@ def test_failed_claims_are_reported_with_an_error_status(broken: None) -> None:
     message = " ".join(done.stderr.split())
     failed = "sample.order, sample.broken, sample.layers, sample.shapes"
     assert f"could not run {failed}: RuntimeError: on purpose" in message
-    assert "1 + 3" in done.stdout, "the summary counts them"
+    assert "1 + 4" in done.stdout, "the summary counts them"
 
 
 def test_json_has_all_claims() -> None:
