@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
@@ -74,6 +74,11 @@ def written(document: object, path: Path) -> Path:
     return path
 
 
+@example(
+    [("allocate", 64 * MIB, 0), ("allocate", 1, 0), ("allocate", 2 * MIB, 0)],
+    parse("expandable_segments:True"),
+    64 * MIB,
+)
 @settings(deadline=None, max_examples=200)
 @given(CALLS, SETTINGS, st.none() | st.sampled_from([64 * MIB, 200 * MIB]))
 def test_a_written_snapshot_is_read_and_reproduced(

@@ -9,7 +9,7 @@ from simgpu.errors import InputError
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.layout import restore
-from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.memory.caching.settings import SMALL_REQUEST, SMALL_SEGMENT, AllocatorSettings
 from simgpu.trace.allocations import SEGMENT_ACTIONS, AllocationTrace, AllocatorAction, AllocatorEvent
 
 #: Addresses of segments that the recording does not have; no device has so many.
@@ -24,13 +24,27 @@ class Deviation:
     what: str
 
 
+@dataclass(frozen=True)
+class _Exhausted:
+    """A request for which there is no memory: its stream, and the step in which its expandable segment grows."""
+
+    stream: int
+    step: int
+
+    def may_map(self, event: AllocatorEvent) -> bool:
+        """Whether an event can map memory of that segment. Small segments grow by one step, others by several."""
+        steps, rest = divmod(event.size, self.step)
+        return event.stream == self.stream and not rest and (steps == 1 or self.step > SMALL_SEGMENT)
+
+
 class RecordedDevice:
     """A device that gives the segments that a recording got, in their order.
 
     given, taken: recorded events on segments, since the last request, that the allocator has not repeated. exhausted:
-    whether the recording has run out of memory. mapped: recorded events that map memory and are not repeated yet, also
-    later ones: a recording shows the addresses of an expandable segment only when they get memory. spaces: by the first
-    address of each expandable segment, the end of what has had memory.
+    the request for which the recording has run out of memory, None otherwise; its segment may get memory later. mapped:
+    recorded events that map memory and are not repeated yet, also later ones: a recording shows the addresses of an
+    expandable segment only when they get memory. spaces: by the first address of each expandable segment, the end of
+    what has had memory.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -38,7 +52,7 @@ class RecordedDevice:
         self.context = 0
         self.given: deque[AllocatorEvent] = deque()
         self.taken: deque[AllocatorEvent] = deque()
-        self.exhausted = False
+        self.exhausted: _Exhausted | None = None
         self.mapped: deque[AllocatorEvent] = deque()
         self.spaces: dict[int, int] = {}
         self.others: list[str] = []
@@ -71,6 +85,8 @@ class RecordedDevice:
             return self.given[0].address
         ends = dict(self.spaces)
         for event in self.mapped:
+            if self.exhausted is not None and not self.exhausted.may_map(event):
+                continue
             inside = [start for start, end in ends.items() if start <= event.address <= end]
             if not inside:
                 return event.address
@@ -170,10 +186,12 @@ class AllocatorReproduction:
             self._request_free(event)
             self._complete_free(event)
         elif event.action == AllocatorAction.OOM:
-            device.exhausted = True
+            settings = self.allocator.settings
+            small = settings.rounded(event.size) <= SMALL_REQUEST
+            device.exhausted = _Exhausted(event.stream, SMALL_SEGMENT if small else settings.large_segment)
             if self.allocator.allocate(event.size, event.stream) is not None:
                 self.deviations.append(Deviation(number, "has memory, and the recording does not"))
-            device.exhausted = False
+            device.exhausted = None
 
     def _request_free(self, event: AllocatorEvent) -> None:
         assert event.allocation is not None
@@ -193,14 +211,19 @@ class AllocatorReproduction:
             self.emptied.append(number)
             self.allocator.empty_cache()
 
+    def _all_unused_are_freed(self) -> bool:
+        """Whether the recording frees all that emptying the cache would free; garbage collection may leave some."""
+        freed = {each.address for each in self.device.taken}
+        blocks = [block for pool in self.allocator.pools.values() for block in pool]
+        return all(block.split or block.region is not None or block.address in freed for block in blocks)
+
     def _allocate(self, number: int, event: AllocatorEvent) -> None:
         assert event.allocation is not None
         device, allocator = self.device, self.allocator
         private = self.trace.allocations[event.allocation].private
-        # Reserved addresses are not given twice: a segment whose addresses return was freed before the request.
         if (
             not device.given
-            or device.given[0].address in allocator.segments
+            or (device.given[0].address in allocator.segments and self._all_unused_are_freed())
             or allocator.has_cached(event.size, event.stream, private)
         ):
             self._empty(number)
