@@ -2,7 +2,8 @@
 
 A kernel accesses its pages first and computes afterwards, for its recorded duration: which part of it could overlap
 with a batch of faults is not recorded, and the order matters only if another kernel uses memory or link meanwhile. A
-batch takes the fault latency, then the copies of evicted chunks, then those of fetched pages. Batches are served one
+batch takes the fault latency, as often as its faults are served, and the host's time for pages that it has written;
+then the copies of evicted chunks, then those of fetched pages. Batches are served one
 after the other, first in, first out; memory is reallocated when a batch begins to be served.
 """
 
@@ -24,9 +25,10 @@ from simgpu.machine.simulator import Events, KernelStep, Step, Stream
 from simgpu.memory.chunks import Batch, BatchTooLargeError, Reclaim
 from simgpu.memory.paged import PagedPool
 from simgpu.memory.pool import CountingPool
+from simgpu.memory.prefetching import Prefetcher
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.instructions import DEVICE, HOST
-from simgpu.program.paging import Paged
+from simgpu.program.paging import GROUP, Paged
 from simgpu.timeline.streams import OWN_ENGINES
 
 
@@ -56,7 +58,9 @@ class PageFaults:
             node.gpu.alignment,
             page=how.page,
             chunk=how.chunk,
-            fault_batch=how.fault_batch,
+            fault_batch=how.pages_per_batch,
+            prefetcher=Prefetcher(max(GROUP // how.page, 1), how.prefetch) if how.prefetch else None,
+            first_touch=how.first_touch,
             write_back_clean=how.write_back_clean,
             reclaim=reclaim,
         )
@@ -83,7 +87,7 @@ class PageFaults:
         batches, pages = self.counts.get(iteration, (0, 0))
         if not batches:
             return ()
-        return (f"{pages:,} page faults in {batches:,} batches in the last iteration",)
+        return (f"{pages:,} pages in {batches:,} batches of page faults in the last iteration",)
 
     def note(self) -> None:
         """Log the bytes in use, if they have changed."""
@@ -99,7 +103,7 @@ class PageFaults:
         now, pages = self.env.instant, self.pages
         missing = next(iter(batch)).block
         try:
-            evicted, fetched = pages.serve(batch)
+            evicted, fetched, times, host_pages = pages.serve(batch)
         except BatchTooLargeError as error:
             raise self._out_of_memory(k, batch, error.need) from None
         if not batch:
@@ -108,8 +112,8 @@ class PageFaults:
         self.note()
         batches, faults = self.counts.get(stream.iteration, (0, 0))
         faults += sum(absent.bit_count() for absent, _ in batch.values())
-        self.counts[stream.iteration] = batches + 1, faults
-        at = now + self.how.fault_latency_ns
+        self.counts[stream.iteration] = batches + times, faults
+        at = now + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
         self.implicit.stall(stream, since, at, missing)
         for engine, parts, rate in zip(OWN_ENGINES, (evicted, fetched), self.rates, strict=True):
             if parts:

@@ -11,17 +11,18 @@ class Chunk:
     """Consecutive pages of a block that are evicted together.
 
     block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
-    resident, dirty, on_host: the pages in that state. last: the block's last page if it is in this chunk, else 0;
+    resident, dirty, on_host: the pages in that state; by_host: those that the host has written since they were on the
+    GPU. last: the block's last page if it is in this chunk, else 0;
     short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
     """
 
-    __slots__ = ("block", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
+    __slots__ = ("block", "by_host", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
 
     def __init__(self, block: int, index: int, full: int) -> None:
         self.block = block
         self.index = index
         self.full = full
-        self.resident = self.dirty = self.on_host = 0
+        self.resident = self.dirty = self.on_host = self.by_host = 0
         self.last = self.short = self.padding = 0
 
 
@@ -63,10 +64,16 @@ def least_recently_used(residents: ResidentChunks) -> Chunk:
 
 
 class Migration(NamedTuple):
-    """Bytes that a batch evicts and fetches, by block, in order."""
+    """What it takes to serve a batch.
+
+    evicted, fetched: bytes by block, in order. times: how often faults are served. host_pages: how many of the fetched
+    pages the host has written.
+    """
 
     evicted: Parts
     fetched: Parts
+    times: int = 1
+    host_pages: int = 0
 
 
 class BatchTooLargeError(Exception):

@@ -15,6 +15,10 @@ that are accessed one after the other wait in a *batch*. It ends when it is full
 a kernel goes no further than the first page that it waits for. Then the policy's hook picks chunks to evict, one at a
 time, until the batch fits, and its pages are fetched. Chunks of the batch with resident pages are touched before that,
 and all of its chunks after it.
+
+With a prefetcher (`simgpu.memory.prefetching`), further pages of a batch's chunks are fetched with it, if memory can
+hold so much at all; and a batch that begins in a chunk has all pages that the kernel accesses there one after the
+other. Their faults are then served several times, with nothing between, and are one migration here.
 """
 
 from __future__ import annotations
@@ -39,27 +43,30 @@ from simgpu.memory.chunks import (
     pages_before,
 )
 from simgpu.memory.pool import UNLIMITED, Request, aligned
+from simgpu.memory.prefetching import Prefetcher, walk
 
 
 class PagedPool:
     """The pages of all blocks in a memory of `capacity` bytes, None for unlimited.
 
-    sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; write_back_clean: as in
-    `simgpu.program.paging.Paged`. reclaim: the hook. live, used: bytes of device memory, without and with padding;
-    host_only: bytes whose values are only on the host. As a `Pool` it grants every request: acquiring blocks
-    initializes them, in free memory or else on the host, and releasing them frees their pages in both.
+    sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; first_touch, write_back_clean: as in
+    `simgpu.program.paging.Paged`. prefetcher: None for no prefetching. reclaim: the hook. live, used: bytes of device
+    memory, without and with padding; host_only: bytes whose values are only on the host. As a `Pool` it grants every
+    request: acquiring blocks initializes them, in free memory or else on the host, and releasing them frees their pages
+    in both.
 
     >>> pool = PagedPool([150, 100], 200, page=100, chunk=100, fault_batch=1)
     >>> def moved(b):
     ...     for batch in pool.access(pool.all_pages(b, written=True)):
-    ...         yield pool.serve(batch)
+    ...         migration = pool.serve(batch)
     ...         pool.arrive(batch)
+    ...         yield migration.evicted, migration.fetched
     >>> [*moved(0)], pool.used  # nothing has to be evicted: no fault
     ([], 150)
     >>> [*moved(1)], pool.used
-    ([Migration(evicted=[(0, 100)], fetched=[])], 150)
+    ([([(0, 100)], [])], 150)
     >>> [*moved(0)], pool.used
-    ([Migration(evicted=[(0, 50)], fetched=[(0, 100)]), Migration(evicted=[(1, 100)], fetched=[(0, 50)])], 150)
+    ([([(0, 50)], [(0, 100)]), ([(1, 100)], [(0, 50)])], 150)
     """
 
     def __init__(
@@ -71,6 +78,8 @@ class PagedPool:
         page: int,
         chunk: int,
         fault_batch: int,
+        prefetcher: Prefetcher | None = None,
+        first_touch: bool = False,
         write_back_clean: bool = True,
         reclaim: Reclaim = least_recently_used,
     ) -> None:
@@ -81,6 +90,8 @@ class PagedPool:
         self.page = page
         self.pages_of_chunk = chunk // page
         self.fault_batch = fault_batch
+        self.prefetcher = prefetcher
+        self.first_touch = first_touch
         self.write_back_clean = write_back_clean
         self.reclaim = reclaim
         self._residents = ResidentChunks(OrderedDict(), OrderedDict())
@@ -140,10 +151,11 @@ class PagedPool:
         for access in accesses:
             if isinstance(access, WholeAccess):
                 b, written = access
-                if batch and b in self._whole:
+                full = not free_slots and all(chunk.block != b for chunk in batch)
+                if batch and (full or b in self._whole):
                     yield batch
                     batch, free_slots = {}, self.fault_batch
-                if self._access_whole(b, written, waiting=bool(batch)):
+                if self._access_whole(b, written, waiting=bool(batch), free=not self.first_touch):
                     continue
                 parts = [(chunk, chunk.full, written) for chunk in self.chunks(b)]
             else:
@@ -157,9 +169,13 @@ class PagedPool:
                         yield batch
                         batch, free_slots = {}, self.fault_batch
                         continue
+                    if not free_slots and chunk not in batch:
+                        yield batch
+                        batch, free_slots = {}, self.fault_batch
+                        continue
                     reached, free_slots = self._access_part(batch, chunk, remaining, written, free_slots)
                     remaining &= ~reached
-                    if not free_slots:
+                    if not free_slots and not self._is_walked(batch, chunk):
                         yield batch
                         batch, free_slots = {}, self.fault_batch
         if batch:
@@ -175,28 +191,35 @@ class PagedPool:
         run = pages_before(pages, here)
         entry = batch.get(chunk)
         waiting = run & entry[0] if entry else 0
-        new, faulting = self._split(chunk, run & ~waiting, free_slots)
-        free_slots -= faulting.bit_count()
+        walked = self._is_walked(batch, chunk)
+        slots = self.pages_of_chunk if walked else free_slots
+        new, faulting = self._split(chunk, run & ~waiting, slots, free=not self.first_touch)
+        free_slots = max(free_slots - faulting.bit_count(), 0)
         # Pages behind the one that fills a batch are accessed after the batch has arrived.
-        reached = run if free_slots else run & ((1 << faulting.bit_length()) - 1)
+        reached = run if free_slots or walked else run & ((1 << faulting.bit_length()) - 1)
         if entry and written:
             entry[1] |= waiting & reached
         self._allocate(chunk, new)
         self._add(batch, chunk, faulting, written)
         return reached, free_slots
 
+    def _is_walked(self, batch: Batch, chunk: Chunk) -> bool:
+        """Whether faults in a chunk are served until the kernel has all pages there: it is the first of a batch."""
+        alone = not batch or (len(batch) == 1 and chunk in batch)
+        return alone and self.prefetcher is not None and self.bytes_of(chunk, chunk.full) <= self.limit
+
     # --- whole blocks ---------------------------------------------------------------------------------------
 
-    def _access_whole(self, b: int, written: bool, *, waiting: bool) -> bool:
+    def _access_whole(self, b: int, written: bool, *, waiting: bool, free: bool) -> bool:
         """Access a block that is resident from end to end, or can be allocated so; False if it is not.
 
-        waiting: whether pages wait in a batch, which ends at a resident page.
+        waiting: whether pages wait in a batch, which ends at a resident page. free: whether new pages need no fault.
         """
         if not self.sizes[b]:
             return True
         if b not in self._whole:
             if b not in self._chunks:
-                return self._enter_whole(b)
+                return free and self._enter_whole(b)
             if waiting or any(chunk.resident != chunk.full for chunk in self._chunks[b]):
                 return False
             self._whole.add(b)
@@ -255,22 +278,25 @@ class PagedPool:
 
     # --- parts of chunks --------------------------------------------------------------------------------------
 
-    def _split(self, chunk: Chunk, absent: int, free_slots: int) -> tuple[int, int]:
-        """Divide absent pages, in order, into new ones that fit into free memory and ones that fault, up to a batch."""
-        free, new = self.limit - self.used, absent & ~chunk.on_host
+    def _split(self, chunk: Chunk, absent: int, free_slots: int, *, free: bool) -> tuple[int, int]:
+        """Divide absent pages, in order, into new ones that fit into free memory and ones that fault, up to a batch.
+
+        free: whether new pages need no fault there.
+        """
+        room, new = self.limit - self.used, absent & ~chunk.on_host if free else 0
         smallest = self.page - chunk.short if new & chunk.last else self.page
-        if not new or free < smallest:
+        if not new or room < smallest:
             return 0, lowest_pages(absent, free_slots)
-        if new == absent and self.bytes_of(chunk, absent) <= free:
+        if new == absent and self.bytes_of(chunk, absent) <= room:
             return absent, 0
         free_pages = faulting = 0
         while absent and free_slots:
             page = absent & -absent
             absent ^= page
             size = self.bytes_of(chunk, page)
-            if page & new and size <= free:
+            if page & new and size <= room:
                 free_pages |= page
-                free -= size
+                room -= size
             else:
                 faulting |= page
                 free_slots -= 1
@@ -310,7 +336,8 @@ class PagedPool:
                 batch[chunk] = [absent, dirty & absent]
             else:
                 del batch[chunk]
-        need = sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())
+        times = self._prefetch(batch)
+        need = self._bytes_of_batch(batch)
         if need > self.limit:
             raise BatchTooLargeError(need)
         touched = self.residents.touched
@@ -324,12 +351,37 @@ class PagedPool:
                 raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
             append_part(evicted, victim.block, self._evict(victim))
         fetched: Parts = []
+        host_pages = 0
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
+            host_pages += (pages & chunk.by_host).bit_count()
+            chunk.by_host &= ~pages
             copied = self.bytes_of(chunk, pages & chunk.on_host)
             self.host_only -= copied
             append_part(fetched, chunk.block, copied)
-        return Migration(evicted, fetched)
+        return Migration(evicted, fetched, times, host_pages)
+
+    def _prefetch(self, batch: Batch) -> int:
+        """Add the pages that the prefetcher fetches to a batch; returns how often its faults are served."""
+        if self.prefetcher is None or not batch:
+            return 1
+        if len(batch) == 1:
+            ((chunk, (pages, dirty)),) = batch.items()
+            times, fetched = walk(self.prefetcher, chunk.resident, pages, chunk.full, self.fault_batch)
+            more: Batch = {chunk: [fetched, dirty]}
+        else:
+            times = 1
+            more = {
+                chunk: [self.prefetcher.fetched(chunk.resident, pages, chunk.full), dirty]
+                for chunk, (pages, dirty) in batch.items()
+            }
+        if self._bytes_of_batch(more) > self.limit:
+            return 1
+        batch.update(more)
+        return times
+
+    def _bytes_of_batch(self, batch: Batch) -> int:
+        return sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())
 
     def arrive(self, batch: Batch) -> None:
         """Mark the pages of a served batch as resident."""
@@ -382,16 +434,18 @@ class PagedPool:
     def acquire(self, request: Request) -> bool:
         """Initialize blocks: absent pages are allocated in order while memory is free, the others are on the host."""
         for b, _ in request[2]:
-            if self._access_whole(b, written=True, waiting=False):
+            if self._access_whole(b, written=True, waiting=False, free=True):
                 continue
             for chunk in self.chunks(b):
                 absent = chunk.full & ~chunk.resident
                 self.host_only -= self.bytes_of(chunk, absent & chunk.on_host)
                 chunk.on_host &= ~absent
-                allocated, remaining = self._split(chunk, absent, absent.bit_count())
+                chunk.by_host &= ~absent
+                allocated, remaining = self._split(chunk, absent, absent.bit_count(), free=True)
                 self._touch(chunk, chunk.resident, written=True)
                 self._allocate(chunk, allocated)
                 chunk.on_host |= remaining
+                chunk.by_host |= remaining
                 self.host_only += self.bytes_of(chunk, remaining)
         return True
 
@@ -415,7 +469,7 @@ class PagedPool:
         """The location of every page, and both orders of chunks."""
         residents = self.residents
         stored = sorted(
-            (chunk.block, chunk.index, chunk.on_host & ~chunk.resident)
+            (chunk.block, chunk.index, chunk.on_host & ~chunk.resident, chunk.by_host)
             for chunks in self._chunks.values()
             for chunk in chunks
             if chunk.on_host & ~chunk.resident

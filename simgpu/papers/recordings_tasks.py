@@ -16,7 +16,9 @@ from simgpu.io.input_files import open_input, pieces
 from simgpu.io.shipped import shipped_folder, shipped_names
 from simgpu.papers.cache import ResultCache
 from simgpu.papers.recordings import Compared, Managed, NotCompared, Recordings, Trial
-from simgpu.papers.recordings_runs import FAULTS, compare, compare_managed, fault_files, is_trace
+from simgpu.papers.recordings_managed import compare_managed, fault_files
+from simgpu.papers.recordings_operands import FAULTS
+from simgpu.papers.recordings_runs import compare, is_trace
 from simgpu.trace.header import read_header
 from simgpu.trace.model import Origin
 
@@ -45,7 +47,7 @@ class RecordingTask:
     name: shown in tables.
     path: of the recording.
     gpu: node with the recording's GPU; empty if the trace names the device.
-    part: ``ideal``, or one of `simgpu.papers.recordings_runs.FAULTS`.
+    part: ``ideal``, or one of `simgpu.papers.recordings_operands.FAULTS`.
     """
 
     name: str

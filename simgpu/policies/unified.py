@@ -1,17 +1,26 @@
 """`um`: Unified Memory, which migrates pages when kernels touch them, or lets kernels access host memory.
 
-Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with it. The model follows the
-published driver (NVIDIA's open kernel modules, nvidia-uvm) and studies of it (Zheng et al., HPCA 2016; Ganguly et al.,
-ISCA 2019).
+The rules are those of NVIDIA's published driver (its open kernel modules, nvidia-uvm): up to 256 entries of the fault
+buffer are served together, duplicates included, and what is left is dropped before the kernel goes on; the prefetcher
+extends faults within chunks of 2 MiB (`simgpu.memory.prefetching`); chunks are evicted by the age of their last fault
+or access. Times are those of studies (Zheng et al., HPCA 2016; Ganguly et al., ISCA 2019), and one is fitted
+(`simgpu.program.paging.HOST_PAGE_NS`). `simgpu reproduce recordings` compares all of it with kernels under page faults
+on an A100.
+
+Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with Unified Memory on a POWER9.
+`scenarios/buddy-12.yaml` has the simpler rules that are known of it: one page of 64 KiB a fault, no prefetching.
 
 Where behaviour is not published, or differs between systems, this implementation decides:
 
-* One fault fetches one page. The driver's prefetcher fetches 4 KiB to 2 MiB, depending on how much of a chunk is
-  resident; a larger `page` models it.
+* A page takes 32 of the 256 entries: each warp that accesses 128 B of it faults. Random accesses may take fewer.
 * A kernel that faults stalls until its batch has arrived; evictions end before any page is fetched.
 * Persistent blocks are resident when the first iteration begins, as far as they fit.
 * The framework keeps freed memory (as caching allocators do): a value written into free memory needs no fault, and the
-  contents of a released block are not written back.
+  contents of a released block are not written back. `first_touch` is for a process that has just started.
+* Pages that the host has written cost the host's time once, when they first migrate; what comes back after an eviction
+  is in none of the recordings.
+* The driver's protection from thrashing reacts to pages that processors take from each other by faults, not to
+  evictions (nvidia-uvm/uvm_perf_thrashing.c); here only one GPU faults.
 * Recorded lifetimes and no compression, as with `none`.
 """
 
@@ -25,7 +34,16 @@ from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
-from simgpu.program.paging import CHUNK, FAULT_BATCH, FAULT_LATENCY_NS, PAGE, Paged
+from simgpu.program.paging import (
+    CHUNK,
+    ENTRIES_PER_PAGE,
+    FAULT_BATCH,
+    FAULT_LATENCY_NS,
+    HOST_PAGE_NS,
+    PAGE,
+    PREFETCH,
+    Paged,
+)
 from simgpu.program.residency import in_host_memory, on_demand
 
 
@@ -35,16 +53,29 @@ class UnifiedMemory(Policy):
 
     name = "um"
     summary = "Unified Memory: pages migrate on faults and are evicted when memory is full, or stay pinned on the host"
-    source = "Choukse et al., ISCA 2020 (Buddy Compression), sections 2.3 and 4.3"
+    source = (
+        "NVIDIA's open kernel modules, nvidia-uvm; Choukse et al., ISCA 2020 (Buddy Compression), sections 2.3 and 4.3"
+    )
 
     access: Literal["migrate", "pinned"] = parameter(
         "migrate", "migrate: pages move to the GPU that touches them; pinned: kernels access host memory over the link"
     )
-    page: int = parameter(PAGE, "bytes migrated per fault, a multiple of 128")
+    page: int = parameter(PAGE, "bytes of a page, a multiple of 128")
     chunk: int = parameter(CHUNK, "bytes evicted together, a multiple of the page")
-    fault_batch: int = parameter(FAULT_BATCH, "faults that the driver serves together")
+    fault_batch: int = parameter(FAULT_BATCH, "entries of the fault buffer that the driver serves together")
+    entries_per_page: int = parameter(ENTRIES_PER_PAGE, "entries of the fault buffer that an absent page takes")
     fault_latency_ns: int = parameter(
         FAULT_LATENCY_NS, "nanoseconds from a batch's faults to the first byte transferred"
+    )
+    prefetch: int = parameter(
+        PREFETCH,
+        "per cent of a range, more than which must be resident for the rest to be prefetched; 0: no prefetching",
+    )
+    host_page_ns: int = parameter(
+        HOST_PAGE_NS, "nanoseconds per page that the host has written, besides its copy; fitted"
+    )
+    first_touch: bool = parameter(
+        False, "whether a first value in free memory faults, as in a process that has just started"
     )
     bandwidth: int = parameter(0, "of migrations per direction, bytes per second, at most the link's; 0: the link's")
     eviction: Literal["touched", "arrived"] = parameter(
@@ -65,7 +96,11 @@ class UnifiedMemory(Policy):
             self.page,
             self.chunk,
             self.fault_batch,
+            self.entries_per_page,
             self.fault_latency_ns,
+            self.prefetch,
+            self.host_page_ns,
+            self.first_touch,
             self.bandwidth or None,
             write_back_clean=self.write_back == "all",
         )

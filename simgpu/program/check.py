@@ -178,7 +178,7 @@ def _faults_of_residency(residency: object) -> Iterator[str]:
         return
     for field in fields(residency):
         value = getattr(residency, field.name)
-        if field.name == "write_back_clean":
+        if field.name in ("first_touch", "write_back_clean"):
             fault = bool_fault(field.name, value)
         else:
             fault = "" if field.name == "bandwidth" and value is None else int_fault(field.name, value)

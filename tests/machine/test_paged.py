@@ -287,7 +287,11 @@ def paged(draw: st.DrawFn) -> Paged:
         page,
         page * draw(st.integers(1, 4)),
         draw(st.integers(1, 4)),
+        draw(st.integers(1, 4)),
         draw(st.integers(0, 50)),
+        draw(st.integers(0, 100)),
+        draw(st.integers(0, 5)),
+        draw(st.booleans()),
         draw(st.sampled_from([None, GB // 3])),
         draw(st.booleans()),
     )
@@ -307,9 +311,9 @@ def test_a_run_takes_the_kernel_time_plus_the_faults_of_the_reference_model(trac
 def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
     """The ends of compute of three iterations, by the reference pages."""
     program = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
-    pages = PlainPages(
-        list(tasks.sizes), budget, how.page, how.chunk // how.page, how.fault_batch, how.write_back_clean
-    )
+    each = how.chunk // how.page
+    pages = PlainPages(list(tasks.sizes), budget, how.page, each, how.pages_per_batch, how.write_back_clean)
+    pages.prefetch, pages.group, pages.first_touch = how.prefetch, 64 * 2**10 // how.page, how.first_touch
     for b in program.resident:
         pages.give(b)
     now, result = 0, []
@@ -325,8 +329,8 @@ def ends(tasks: TaskGraph, how: Paged, budget: int, on: NodeSpec) -> list[int]:
                 k = instruction.kernel
                 order = dict.fromkeys((*tasks.reads[k], *tasks.writes[k]))
                 visits = [(page, b in tasks.writes[k]) for b in order for page in pages.pages(b)]
-                for out, back in pages.kernel(visits):
-                    now += how.fault_latency_ns
+                for out, back, times, host_pages in pages.kernel(visits):
+                    now += times * how.fault_latency_ns + host_pages * how.host_page_ns
                     for moved, link in ((out, on.link.d2h_bandwidth), (back, on.link.h2d_bandwidth)):
                         now += passing(pages, moved, min(link, how.bandwidth or link), on.link.latency_ns)
                 end = now = now + tasks.durations[k]

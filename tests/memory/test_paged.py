@@ -21,6 +21,7 @@ from simgpu.memory.chunks import (
     least_recently_used,
 )
 from simgpu.memory.paged import PagedPool
+from simgpu.memory.prefetching import Prefetcher
 from tests.machine.paged_reference import PlainPages
 
 
@@ -35,6 +36,8 @@ def pool_of(
     page: int = 10,
     chunk: int = 10,
     fault_batch: int = 1,
+    prefetcher: Prefetcher | None = None,
+    first_touch: bool = False,
     write_back_clean: bool = True,
     reclaim: Reclaim = least_recently_used,
 ) -> PagedPool:
@@ -44,6 +47,8 @@ def pool_of(
         page=page,
         chunk=chunk,
         fault_batch=fault_batch,
+        prefetcher=prefetcher,
+        first_touch=first_touch,
         write_back_clean=write_back_clean,
         reclaim=reclaim,
     )
@@ -71,21 +76,26 @@ def let_go(pool: PagedPool, *blocks: int) -> None:
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[PagedPool, PlainPages, list[tuple[str, int, list[tuple[int, bool]]]]]:
     """Two equal memories and a random sequence of operations on their blocks."""
-    page, per_chunk, batch = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    page, per_chunk, batch = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))
     # Any batch fits.
     capacity = draw(st.integers(batch * page, max(sum(sizes), batch * page)))
-    clean, by_arrival = draw(st.booleans()), draw(st.booleans())
+    clean, by_arrival, first_touch = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    prefetcher = draw(st.none() | st.builds(Prefetcher, st.integers(1, 4), st.integers(1, 100)))
     pool = pool_of(
         sizes,
         capacity,
         page=page,
         chunk=page * per_chunk,
         fault_batch=batch,
+        prefetcher=prefetcher,
+        first_touch=first_touch,
         write_back_clean=clean,
         reclaim=first_to_arrive if by_arrival else least_recently_used,
     )
-    plain = PlainPages(sizes, capacity, page, per_chunk, batch, clean, by_arrival)
+    plain = PlainPages(sizes, capacity, page, per_chunk, batch, clean, by_arrival, first_touch=first_touch)
+    if prefetcher is not None:
+        plain.group, plain.prefetch = prefetcher
     one = st.tuples(st.sampled_from(["whole", "whole", "pages", "give", "let go"]), st.integers(0, len(sizes) - 1))
     events = []
     for what, b in draw(st.lists(one, max_size=15)):
@@ -119,8 +129,8 @@ def test_agrees_with_the_plain_implementation_page_by_page(
                 chunks, each = pool.chunks(b), pool.pages_of_chunk
                 single = ((chunks[page // each], 1 << page % each, written) for page, written in visits)
                 result = [*moving(pool, single)]
-            assert [tuple(map(_by_block, migration)) for migration in result] == [
-                tuple(_by_block([(page[0], plain.size(page)) for page in pages]) for pages in moved)
+            assert [(*map(_by_block, moved[:2]), *moved[2:]) for moved in result] == [
+                (*(_by_block([(page[0], plain.size(page)) for page in pages]) for pages in moved[:2]), *moved[2:])
                 for moved in expected
             ]
         assert pool.used == plain.used <= plain.capacity

@@ -19,6 +19,7 @@ from tests.policies.contract import Parameters, PolicyContract
 from tests.semantics.hand_made import held, kernel, node, trace
 
 VGG16 = "vgg16-b128-v100"
+DRIVER = Paged(8192, entries_per_page=32, prefetch=51, host_page_ns=1150, first_touch=True)
 
 
 class TestUm(PolicyContract):
@@ -26,7 +27,8 @@ class TestUm(PolicyContract):
     pools = ("counting",)
     parameter_sets: ClassVar[tuple[Parameters, ...]] = (
         {},
-        {"page": 4096, "chunk": 65536, "fault_batch": 16},
+        {"page": 65536, "entries_per_page": 1, "prefetch": 0, "host_page_ns": 0},
+        {"page": 4096, "chunk": 65536, "fault_batch": 16, "first_touch": True},
         {"write_back": "dirty", "bandwidth": 10**9},
     )
 
@@ -120,16 +122,16 @@ def test_clean_pages_are_dropped_if_the_host_keeps_its_copy():
 def test_fault_cost_depends_on_latency_and_batch_size(plain: Result):
     budget = plain.high_water * 10 // 15
     base = run(budget=budget)
-    free = run(budget=budget, fault_latency_ns=0)
+    free = run(budget=budget, fault_latency_ns=0, host_page_ns=0)
     assert free.metrics.breakdown.stalled_memory == 0
     assert base.iteration_ns - free.iteration_ns == base.metrics.breakdown.stalled_memory > 0
-    assert run(budget=budget, fault_batch=16).iteration_ns > base.iteration_ns
+    assert run(budget=budget, prefetch=0, fault_batch=16).iteration_ns > base.iteration_ns
 
 
 @pytest.mark.slow
 def test_the_result_reports_faults_and_device_and_host_peaks(plain: Result):
     result = run(budget=plain.high_water * 10 // 15)
-    assert any("page faults in" in note for note in result.notes)
+    assert any("batches of page faults" in note for note in result.notes)
     assert result.metrics.shared_peak_bytes["host"] > 0
     peak = result.metrics.device_peak_bytes + result.metrics.shared_peak_bytes["host"]
     assert result.metrics.device_peak_bytes <= result.budget <= peak
@@ -138,7 +140,7 @@ def test_the_result_reports_faults_and_device_and_host_peaks(plain: Result):
 def test_um_programs_contain_no_copies_and_survive_json():
     small = trace([kernel("k1", 10, "x", "y")], [held("x", 256), held("y", 256)])
     for given, residency, first in (
-        ({"page": 4096}, Paged(page=4096), "on demand: pages of 4096 B"),
+        ({"page": 8192, "first_touch": True}, DRIVER, "on demand: pages of 8192 B"),
         ({"access": "pinned"}, Remote(), "in host memory, where kernels reach it"),
     ):
         program = run(node(), of=small, **given).program
@@ -161,7 +163,10 @@ def test_unified_memory_does_not_use_compressed_memory():
         ({"page": 0}, "page"),
         ({"chunk": 65537}, "chunk"),
         ({"fault_batch": 0}, "fault_batch"),
+        ({"entries_per_page": 0}, "entries_per_page"),
         ({"fault_latency_ns": -1}, "fault_latency_ns"),
+        ({"prefetch": 101}, "prefetch"),
+        ({"host_page_ns": -1}, "host_page_ns"),
         ({"bandwidth": -1}, "bandwidth"),
     ],
 )
