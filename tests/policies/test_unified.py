@@ -125,7 +125,8 @@ def test_fault_cost_depends_on_latency_and_batch_size(plain: Result):
     free = run(budget=budget, fault_latency_ns=0, host_page_ns=0)
     assert free.metrics.breakdown.stalled_memory == 0
     assert base.iteration_ns - free.iteration_ns == base.metrics.breakdown.stalled_memory > 0
-    assert run(budget=budget, prefetch=0, fault_batch=16).iteration_ns > base.iteration_ns
+    pages = {"page": 65536, "entries_per_page": 1, "prefetch": 0}
+    assert run(budget=budget, fault_batch=16, **pages).iteration_ns > run(budget=budget, **pages).iteration_ns
 
 
 @pytest.mark.slow
