@@ -96,11 +96,15 @@ def pages_before(pages: int, others: int) -> int:
 def lowest_pages(pages: int, count: int) -> int:
     """The first `count` pages, all where there are fewer.
 
-    >>> bin(lowest_pages(0b10110, 2))
-    '0b110'
+    >>> bin(lowest_pages(0b10110, 2)), bin(lowest_pages(0b1110, 2))
+    ('0b110', '0b110')
     """
     if pages.bit_count() <= count:
         return pages
+    first = (pages & -pages).bit_length() - 1
+    if not pages & (pages + (1 << first)):
+        # They are adjacent.
+        return ((1 << count) - 1) << first
     remaining = pages
     for _ in range(count):
         remaining &= remaining - 1

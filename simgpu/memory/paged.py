@@ -287,20 +287,15 @@ class PagedPool:
         smallest = self.page - chunk.short if new & chunk.last else self.page
         if not new or room < smallest:
             return 0, lowest_pages(absent, free_slots)
-        if new == absent and self.bytes_of(chunk, absent) <= room:
-            return absent, 0
-        free_pages = faulting = 0
-        while absent and free_slots:
-            page = absent & -absent
-            absent ^= page
-            size = self.bytes_of(chunk, page)
-            if page & new and size <= room:
-                free_pages |= page
-                room -= size
-            else:
-                faulting |= page
-                free_slots -= 1
-        return free_pages, faulting
+        # Whole pages in order, as many as fit; then the block's last page, which may be shorter.
+        fitting = lowest_pages(new & ~chunk.last, room // self.page)
+        if new & chunk.last and self.bytes_of(chunk, fitting | chunk.last) <= room:
+            fitting |= chunk.last
+        faulting = absent & ~fitting
+        if faulting.bit_count() < free_slots:
+            return fitting, faulting
+        faulting = lowest_pages(faulting, free_slots)
+        return fitting & ((1 << faulting.bit_length()) - 1), faulting
 
     def _touch(self, chunk: Chunk, present: int, written: bool) -> None:
         """Record an access to resident pages."""

@@ -27,7 +27,7 @@ from simgpu.compression.buddy.traffic import Moved, demand_of, moved_by
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, SECTOR_BYTES, size_classes
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import BuddySpec, NodeSpec
-from simgpu.program.paging import PAGE
+from simgpu.program.paging import GROUP
 from simgpu.trace.model import AccessOrder
 from tests.papers.rules import fails
 
@@ -148,10 +148,10 @@ def test_metadata_are_4_bits_an_entry() -> None:
 def test_a_page_table_entry_needs_24_more_bits() -> None:
     """Whether a page is compressed, at which of five targets, and its buddy page's place in the carve-out.
 
-    Page tables are not simulated; these are the bits for pages of the size that Unified Memory moves.
+    Page tables are not simulated; these are the bits for pages of 64 KiB, which Unified Memory moves at least.
     """
     node, buddy = _node()
-    pages = buddy.carve_out * node.gpu.memory // PAGE
+    pages = buddy.carve_out * node.gpu.memory // GROUP
     assert 1 + ceil(log2(5)) + ceil(log2(pages)) == 24
 
 
