@@ -69,10 +69,11 @@ class Vdnn(Policy):
         "all",
         "offloaded layer inputs: those of all layers, of convolutions only, or as many as trial runs need",
     )
-    algorithms: Literal["recorded", "fastest", "smallest"] = parameter(
+    algorithms: Literal["recorded", "fastest", "fitting", "smallest"] = parameter(
         "recorded",
         "convolution algorithms in modes all and conv (dynamic chooses its own), where the trace offers a choice: "
-        "as recorded, the fastest (the paper's p) or those with the least workspace (the paper's m)",
+        "as recorded, the fastest (the paper's p), the fastest that fit, downgraded one by one as in mode dynamic, or "
+        "those with the least workspace (the paper's m)",
     )
 
     def swaps(self, graph: TaskGraph) -> tuple[Swap, ...]:
@@ -84,6 +85,8 @@ class Vdnn(Policy):
         require_one_stream(context.graph, self.name)
         if self.mode == "dynamic":
             return _dynamic(context)
+        if self.algorithms == "fitting":
+            return _fitting(context, self.mode)
         return offloading(context.graph, self.mode, _algorithms(context.graph, self.algorithms))
 
 
@@ -193,6 +196,12 @@ def _dynamic(context: PlanContext) -> Program:
         if downgraded:
             return replace(downgraded, notes=tuple(notes))
     return replace(last_resort, notes=(*notes, "adopted: offload all, smallest algorithms"))
+
+
+def _fitting(context: PlanContext, mode: str) -> Program:
+    """Fastest algorithms, those that run out of memory downgraded; the smallest ones where nothing else fits."""
+    downgraded = _downgraded(context, mode, dict(_algorithms(context.graph, "fastest")))
+    return downgraded or offloading(context.graph, mode, _algorithms(context.graph, "smallest"))
 
 
 def _downgraded(context: PlanContext, mode: str, algorithms: Algorithms) -> Program | None:

@@ -25,13 +25,16 @@ class VdnnPlus(Policy):
 
     sub_batch: int = parameter(0, "samples at a time; 0 lets equation 8 choose")
     alpha: float = parameter(0.15, "share of consecutive tasks that memory holds at once in equation 8")
+    counted: Literal["touched", "live"] = parameter(
+        "touched", "data that count there: all that those tasks touch, as printed, or the most that live at once"
+    )
     mode: Literal["all", "conv", "dynamic"] = parameter("all", "as vdnn's")
-    algorithms: Literal["recorded", "fastest", "smallest"] = parameter("fastest", "as vdnn's")
+    algorithms: Literal["recorded", "fastest", "fitting", "smallest"] = parameter("fastest", "as vdnn's")
 
     def plan(self, context: PlanContext) -> Program:
         """vDNN's program for the split graph. Raises `InputError` for a trace with several compute streams."""
         require_one_stream(context.graph, self.name)
-        graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
+        graph, size, notes = partitioned(context, self.sub_batch, self.alpha, self.counted)
 
         def with_split(program: Program) -> Program:
             return replace(program, transforms=(Split(size), *program.transforms))

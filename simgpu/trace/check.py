@@ -101,7 +101,7 @@ def _check_info(row: Row) -> None:
             good = False
         if not good:
             row.add("date", f"{info.date!r} is not a day", "write YYYY-MM-DD, or leave it empty")
-    row.counts("framework_peak_bytes", "workspace_limit", optional=True)
+    row.counts("framework_peak_bytes", "workspace_limit", "task_limit", optional=True)
     if any("\ud800" <= letter <= "\udfff" for letter in info.notes):
         row.add("notes", "contains characters that no file can", "remove the lone surrogates")
 

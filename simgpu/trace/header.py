@@ -20,7 +20,7 @@ _OPTIONAL_TEXTS = ("date", "compute", "notes", "modelled")
 _REQUIRED = ("model", "batch", "device", "dtype", "origin", "tool")
 _COUNTS = ("kernels", "blocks")
 #: Bytes; omitted where unknown.
-_SIZES = ("framework_peak_bytes", "workspace_limit")
+_SIZES = ("framework_peak_bytes", "workspace_limit", "task_limit")
 #: Keys with one of a few values, and what such a value is called.
 _WORDS: Mapping[str, tuple[type[StrEnum], str]] = {
     "origin": (Origin, "an origin"),
@@ -29,7 +29,7 @@ _WORDS: Mapping[str, tuple[type[StrEnum], str]] = {
 #: The fields of `TraceInfo` in the order in which they are written.
 _WRITTEN = (
     *("model", "batch", "device", "dtype", "origin", "tool", "date", "output", "compute", "notes"),
-    *("framework_peak_bytes", "modelled", "workspace_limit"),
+    *("framework_peak_bytes", "modelled", "workspace_limit", "task_limit"),
 )
 _OMITTED_IF_UNKNOWN = (*_SIZES, "modelled", "output", "compute")
 _KEYS = ("schema", *_REQUIRED, *_OPTIONAL_TEXTS, "output", *_SIZES, *_COUNTS)

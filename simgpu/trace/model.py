@@ -214,6 +214,7 @@ class TraceInfo:
     framework_peak_bytes: peak of device memory as the framework itself reported it; None when not recorded.
     modelled: the parts of a recorded or imported trace that are modelled, such as its sparsity; empty for none.
     workspace_limit: limit on the workspace of a modelled trace's algorithms, bytes; None for the usual limit.
+    task_limit: limit on inputs, result and workspace of each of its convolutions, bytes; None for no limit.
     output: how long the loop held the model's output; None where the trace does not state it.
     compute: number formats that products were computed in, the most used first, and whether autocast chose them
     (``bfloat16 (autocast)``); empty where the trace does not state it. `dtype` is that of the weights.
@@ -230,6 +231,7 @@ class TraceInfo:
     framework_peak_bytes: int | None = None
     modelled: str = ""
     workspace_limit: int | None = None
+    task_limit: int | None = None
     output: OutputLife | None = None
     compute: str = ""
 

@@ -29,6 +29,7 @@ def build_trace(
     input: str | None = None,
     optimizer: str = "sgd",
     workspace_limit: int = WORKSPACE_LIMIT,
+    task_limit: int | None = None,
     framework: str = "pytorch",
     **variant: Value,
 ) -> Trace:
@@ -38,6 +39,7 @@ def build_trace(
     input, variant: see `simgpu.workloads.catalogue.build`.
     optimizer: sgd (with momentum), plain-sgd (without) or adam.
     workspace_limit: largest workspace of a convolution algorithm, bytes; the trace lists only algorithms within it.
+    task_limit: the same for a convolution's inputs, result and workspace together; by default there is none.
     framework: whose memory behaviour, a value of `simgpu.workloads.lowering.framework.Framework`.
     Raises `InputError` for unknown names, and if the GPU's description lacks values that the time model needs.
 
@@ -48,7 +50,13 @@ def build_trace(
     """
     network = build(name, input, **variant)
     return trace_of(
-        network, batch=batch, gpu=gpu, optimizer=optimizer, workspace_limit=workspace_limit, framework=framework
+        network,
+        batch=batch,
+        gpu=gpu,
+        optimizer=optimizer,
+        workspace_limit=workspace_limit,
+        task_limit=task_limit,
+        framework=framework,
     )
 
 
@@ -69,6 +77,7 @@ def trace_of(
     gpu: GpuSpec,
     optimizer: str = "sgd",
     workspace_limit: int = WORKSPACE_LIMIT,
+    task_limit: int | None = None,
     framework: str = "pytorch",
 ) -> Trace:
     """One training iteration of any network; see `build_trace`."""
@@ -82,6 +91,9 @@ def trace_of(
     if workspace_limit < 0:
         problem = f"{workspace_limit} is not a number of bytes"
         problems.append(InputError.single("", "workspace_limit", problem, "give at least 0"))
+    if task_limit is not None and task_limit < 0:
+        problem = f"{task_limit} is not a number of bytes"
+        problems.append(InputError.single("", "task_limit", problem, "give at least 0"))
     if batch > _MOST_SAMPLES:
         problems.append(_too_many(batch))
     if problems:
@@ -93,12 +105,15 @@ def trace_of(
         dtype="float32",
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=" ".join((_notes(network, optimizer, workspace_limit, Framework(framework)), *model_notes(gpu))),
+        notes=" ".join(
+            (_notes(network, optimizer, workspace_limit, task_limit, Framework(framework)), *model_notes(gpu))
+        ),
         workspace_limit=None if workspace_limit == WORKSPACE_LIMIT else workspace_limit,
+        task_limit=task_limit,
         output=OutputLife.HELD,
         compute="float32",
     )
-    prices = time_model(gpu, workspace_limit=workspace_limit)
+    prices = time_model(gpu, workspace_limit=workspace_limit, task_limit=task_limit)
     trace = lower(
         network,
         batch=batch,
@@ -137,12 +152,13 @@ _UPDATES = {
 }
 
 
-def _notes(network: Network, optimizer: str, workspace_limit: int, framework: Framework) -> str:
+def _notes(network: Network, optimizer: str, workspace_limit: int, task_limit: int | None, framework: Framework) -> str:
+    together = "" if task_limit is None else f" ({format_bytes(task_limit)} with inputs and result)"
     return (
         f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
         f"updated by {_UPDATES[Optimizer(optimizer)]}; "
         "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
-        f"{format_bytes(workspace_limit)}; the others within that limit are listed too. A framework's own choice "
-        "may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe allows "
-        "8 MiB, TensorFlow 4 GiB."
+        f"{format_bytes(workspace_limit)}{together}; the others within that limit are listed too. A framework's own "
+        "choice may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe "
+        "allows 8 MiB, TensorFlow 4 GiB."
     )

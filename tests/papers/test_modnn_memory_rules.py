@@ -61,12 +61,15 @@ def test_a_network_is_planned_in_its_bound_and_refused_in_a_byte_less(name: str)
 @pytest.mark.rule
 @pytest.mark.parametrize("name", BATCHES)
 def test_equation_8_is_what_any_15_percent_of_tasks_need(name: str) -> None:
-    """Read as live data: what a window's tasks need at their fullest moment, of batch batches, to the byte.
-
-    As printed, all that they touch is added up; section 7.4 decided.
-    """
+    """As printed, all that a window's tasks touch is added up; to the byte."""
     graph = network(name)
     assert equation_8(windows_of(graph), workspaces_of(graph)) == window_bytes(Tdfg.of(graph), ALPHA)
+
+
+def test_read_as_live_data_equation_8_is_what_a_window_needs_at_its_fullest_moment() -> None:
+    graph = network("ResNet-34")
+    live = equation_8(windows_of(graph, live=True), workspaces_of(graph))
+    assert live == window_bytes(Tdfg.of(graph), ALPHA, "live") < window_bytes(Tdfg.of(graph), ALPHA)
 
 
 @pytest.mark.slow
@@ -162,8 +165,11 @@ def _only_gradient(graph: TaskGraph, k: int) -> bool:
     return graph.kernels[k].phase is Phase.BACKWARD and kinds == {BlockKind.WEIGHT_GRADIENT}
 
 
-def windows_of(graph: TaskGraph) -> tuple[int, list[tuple[int, range]]]:
-    """What resides, and of each 15% consecutive tasks the bytes at their fullest moment, and which tasks these are."""
+def windows_of(graph: TaskGraph, *, live: bool = False) -> tuple[int, list[tuple[int, range]]]:
+    """What resides, and of each 15% consecutive tasks the bytes that they touch, and which tasks these are.
+
+    live: only the bytes at their fullest moment.
+    """
     resident, tasks = stays(graph), tasks_of(graph)
     data = [_data(graph, task) - resident for task in tasks]
     touching: dict[int, list[int]] = {}
@@ -176,7 +182,7 @@ def windows_of(graph: TaskGraph) -> tuple[int, list[tuple[int, range]]]:
         window = range(begin, begin + width)
         there = set().union(*(data[t] for t in window))
         moments = (sum(graph.sizes[b] for b in there if touching[b][0] <= t <= touching[b][-1]) for t in window)
-        windows.append((max(moments), window))
+        windows.append((max(moments) if live else sum(graph.sizes[b] for b in there), window))
     return sum(graph.sizes[b] for b in resident), windows
 
 
@@ -255,8 +261,8 @@ def test_windows_on_a_chain_slide_over_its_activations() -> None:
 def test_a_search_tries_every_regular_size() -> None:
     search = Search(network("ResNet-34"))
     assert search.sizes == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
-    assert search.settled(5 * 10**9) == 256 and search.allowed(256, 5 * 10**9)
-    assert not search.allowed(128, 5 * 10**9) and not search.allowed(256, 4 * 10**9)
+    assert search.settled(7 * 10**9) == 256 and search.allowed(256, 7 * 10**9)
+    assert not search.allowed(128, 7 * 10**9) and not search.allowed(256, 5 * 10**9)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ class TestVdnn(PolicyContract):
         {"mode": "dynamic"},
         {"mode": "all", "algorithms": "fastest"},
         {"mode": "conv", "algorithms": "smallest"},
+        {"mode": "all", "algorithms": "fitting"},
     )
 
 
@@ -55,13 +56,18 @@ class TestOracle(PolicyContract):
 
 class TestVdnnPlus(PolicyContract):
     policy = "vdnn+"
-    parameter_sets = ({}, {"mode": "dynamic"}, {"sub_batch": 1, "mode": "conv", "algorithms": "smallest"})
+    parameter_sets = (
+        {},
+        {"mode": "dynamic"},
+        {"sub_batch": 1, "mode": "conv", "algorithms": "smallest"},
+        {"counted": "live"},
+    )
 
 
 class TestModnn(PolicyContract):
     policy = "modnn"
     pools = ("addressed",)
-    parameter_sets = ({}, {"sub_batch": 1}, {"algorithms": "fastest"}, {"algorithms": "smallest"})
+    parameter_sets = ({}, {"sub_batch": 1}, {"algorithms": "fastest"}, {"algorithms": "smallest"}, {"counted": "live"})
 
 
 class TestCapuchin(PolicyContract):

@@ -193,6 +193,24 @@ def test_a_lowered_workspace_limit_is_preserved_at_another_batch(tmp_path: Path)
         assert max(choice.workspace_bytes for choice in rescaled.algorithms) <= 2**20
 
 
+def test_the_limit_of_a_task_is_preserved_at_another_batch(tmp_path: Path) -> None:
+    """Of inputs, result and workspace together, which are on disk as `task_limit`."""
+
+    def limited(batch: int) -> Trace:
+        return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, task_limit=2**30)
+
+    write_trace(limited(8), tmp_path / "limited")
+    for small in (limited(8), simgpu.load_trace(tmp_path / "limited")):
+        rescaled = at_batch(small, 64)
+        assert rescaled.algorithms == limited(64).algorithms
+        assert len(rescaled.algorithms) < len(small.algorithms)
+    sizes = {block.id: block.bytes for block in rescaled.blocks if block.kind is not BlockKind.WORKSPACE}
+    operands = {kernel.id: {*kernel.reads, *kernel.writes} for kernel in rescaled.kernels}
+    for choice in rescaled.algorithms:
+        data = sum(sizes.get(b, 0) for b in operands[choice.kernel])
+        assert not choice.workspace_bytes or choice.workspace_bytes + data <= 1.01 * 2**30
+
+
 @pytest.mark.parametrize("name", ["vgg16", "resnet34"])
 def test_at_batch_1_only_the_flops_of_the_loss_differ(name: str) -> None:
     """The loss writes two numbers, more than the one sample; its duration depends on its bytes only."""

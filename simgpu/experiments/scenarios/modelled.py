@@ -58,6 +58,9 @@ class _Modelling(FileModel):
     workspace_limit: SizeOrZero = Field(
         default=WORKSPACE_LIMIT, description="exclude convolution algorithms that need more workspace"
     )
+    task_limit: SizeOrZero | None = Field(
+        default=None, description="exclude those with which a convolution's inputs, result and workspace need more"
+    )
     variant: dict[str, Any] = Field(default={}, description="its variants, by name")
 
     def network(self) -> Network:
@@ -84,6 +87,7 @@ class _Modelling(FileModel):
                 gpu=gpu,
                 optimizer=self.optimizer,
                 workspace_limit=self.workspace_limit,
+                task_limit=self.task_limit,
                 framework=self.framework,
             )
         except InputError as error:

@@ -7,10 +7,11 @@ Where the published text is open, this implementation decides:
   their number may differ between forward and backward. Weight updates (BP3) are not tasks. The window is alpha |T|
   tasks, rounded up.
 * A window needs its data and the largest workspace of the fastest algorithms of its tasks.
-* The equation as printed adds up all data that the window's tasks touch, each once: `touched`. But data that no later
-  task uses can be freed within the window: `live`, the default, is the peak of the window's resident data. Data from
-  before the window is resident from its begin, new data from its creation, and data that is used later stays. Only
-  `live` agrees with section 7.4, where ResNet-34 at batch 256 is not partitioned in 5 GB and is below.
+* The equation as printed, the default, adds up all data that the window's tasks touch, each once: `touched`. With it
+  moDNN moves as few bytes as in figure 11. But data that no later task uses can be freed within the window: `live` is
+  the peak of the window's resident data. Data from before the window is resident from its begin, new data from its
+  creation, and data that is used later stays. Only `live` agrees with section 7.4, where ResNet-34 at batch 256 is not
+  partitioned in 5 GB and is below.
 * Workspaces are profiled at one batch, while data sizes scale with the candidate sub-batch. The selected sub-batch is
   rounded down and profiled in turn, until it no longer changes. Where the profiles cycle, the largest rounded sub-batch
   in the cycle is selected that equation 8 allows by its own profile.
@@ -44,10 +45,12 @@ from simgpu.workloads.rescale.kernels import scaled
 from simgpu.workloads.rescale.samples import sample_sides
 
 
-def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[TaskGraph, int, list[str]]:
+def partitioned(
+    context: PlanContext, requested: int, alpha: float, counted: Counted
+) -> tuple[TaskGraph, int, list[str]]:
     """The graph in sub-batches, the sub-batch size, and notes on both.
 
-    requested: samples per sub-batch, 0 to choose. alpha: share of the tasks in equation 8. Where the size is to be
+    requested: samples per sub-batch, 0 to choose. alpha, counted: of equation 8. Where the size is to be
     chosen and the batch cannot be partitioned, it stays undivided. Raises `InputError` for values out of range, and
     where a requested sub-batch is impossible.
     """
@@ -62,7 +65,7 @@ def partitioned(context: PlanContext, requested: int, alpha: float) -> tuple[Tas
             raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {batch}, or 0 to have it chosen")
         notes = [f"sub-batches of {requested} of {batch} samples, as requested", *_on_times(context.graph, requested)]
         return transformed(context.graph, (Split(requested),)), requested, notes
-    selection = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha)
+    selection = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha, counted=counted)
     reason = selection.whole_batch_reason
     if selection.size < batch:
         try:
@@ -105,13 +108,13 @@ def fastest_workspaces(graph: TaskGraph, alignment: int = 1) -> list[int]:
     return result
 
 
-def window_bytes(tdfg: Tdfg, alpha: float = ALPHA, counted: Counted = "live") -> int:
+def window_bytes(tdfg: Tdfg, alpha: float = ALPHA, counted: Counted = "touched") -> int:
     """The left side of equation 8 at the graph's own batch, bytes. alpha: over 0 and up to 1.
 
     >>> from simgpu.graph.taskgraph import TaskGraph
     >>> from simgpu.trace.chain import chain
     >>> tdfg = Tdfg.of(TaskGraph.of(chain([5, 7, 9], [10, 14, 18], [100, 200, 400])))
-    >>> window_bytes(tdfg), window_bytes(tdfg, 0.4), window_bytes(tdfg, 0.5, "touched")
+    >>> window_bytes(tdfg), window_bytes(tdfg, 0.4, "live"), window_bytes(tdfg, 0.5)
     (600, 700, 700)
     """
     workspaces = [tdfg.fastest(k).workspace for k in range(len(tdfg.kinds))]
@@ -235,7 +238,7 @@ def rounded_down(batch: int) -> int:
 
 
 def select_sub_batch(
-    graph: TaskGraph, gpu: GpuSpec, budget: int, *, alpha: float = ALPHA, counted: Counted = "live"
+    graph: TaskGraph, gpu: GpuSpec, budget: int, *, alpha: float = ALPHA, counted: Counted = "touched"
 ) -> SubBatch:
     """The largest sub-batch for which any alpha |T| consecutive tasks fit into `budget` bytes by equation 8; else 1.
 

@@ -59,6 +59,9 @@ class Modnn(Policy):
 
     sub_batch: int = parameter(0, "samples at a time; 0 lets equation 8 choose")
     alpha: float = parameter(0.15, "share of consecutive tasks that memory holds at once in equation 8")
+    counted: Literal["touched", "live"] = parameter(
+        "touched", "data that count there: all that those tasks touch, as printed, or the most that live at once"
+    )
     algorithms: Literal["gain", "fastest", "smallest"] = parameter(
         "gain", "convolution algorithms: by equation 10, always the fastest, or those with the least workspace"
     )
@@ -71,7 +74,7 @@ class Modnn(Policy):
     def planned(self, context: PlanContext) -> Plan:
         """The program and the schedules that it follows."""
         require_one_stream(context.graph, self.name)
-        graph, size, notes = partitioned(context, self.sub_batch, self.alpha)
+        graph, size, notes = partitioned(context, self.sub_batch, self.alpha, self.counted)
         check_bound(graph, context.budget, context.node.gpu.alignment)
         events = count()
         schedules = []

@@ -113,7 +113,7 @@ def _model_for(trace: Trace, gpu: GpuSpec | None) -> tuple[Prices, str]:
     description = " ".join(
         (f"durations by the time model of {gpu.name}.", *model_notes(gpu, trace.info.product_formats))
     )
-    return time_model(gpu, workspace_limit=limit), description.removesuffix(".")
+    return time_model(gpu, workspace_limit=limit, task_limit=trace.info.task_limit), description.removesuffix(".")
 
 
 def _exceptions(rescaler: Rescaler) -> list[str]:

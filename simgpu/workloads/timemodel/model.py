@@ -67,6 +67,7 @@ class TimeModel:
     tf32: Tf32
     without: frozenset[str]
     workspace_limit: int
+    task_limit: int | None = None
 
     def duration_ns(self, operation: Operation) -> int:
         """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
@@ -102,9 +103,14 @@ class TimeModel:
                 work.workspace_bytes,
             )
             for work in self._works(shape, operation)
-            if work.name not in self.without and work.workspace_bytes <= self.workspace_limit
+            if work.name not in self.without and work.workspace_bytes <= self._workspace_limit(operation)
         ]
         return tuple(sorted(result, key=lambda each: (each.duration_ns, each.workspace_bytes, each.name)))
+
+    def _workspace_limit(self, operation: Operation) -> int:
+        if self.task_limit is None:
+            return self.workspace_limit
+        return min(self.workspace_limit, max(self.task_limit - operation.bytes, 0))
 
     def _works(self, shape: ConvolutionShape, operation: Operation) -> tuple[AlgorithmWork, ...]:
         """The algorithms that the library has for this number format on this GPU."""
@@ -182,6 +188,7 @@ def time_model(
     tf32: Tf32 = Tf32.CONVOLUTIONS,
     without: Iterable[str] = (),
     workspace_limit: int = WORKSPACE_LIMIT,
+    task_limit: int | None = None,
     parameters: Parameters | None = None,
 ) -> TimeModel:
     """The time model of a GPU.
@@ -189,6 +196,8 @@ def time_model(
     tf32: which single-precision products use matrix units, if the GPU's support them.
     without: algorithms that the library lacks, such as ``winograd`` before cuDNN 5.
     workspace_limit: bytes; algorithms that need more are not used.
+    task_limit: bytes of a convolution's inputs, result and workspace together; None for no limit. Algorithms that need
+    more are not used, but for those without a workspace.
     parameters: by default the table shipped with simgpu.
 
     Raises `InputError` for values missing in the GPU's description, an architecture without parameters, and for unknown
@@ -224,5 +233,14 @@ def time_model(
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
     architecture = next(result for name, result in table.architectures.items() if name == gpu.architecture)
     return TimeModel(
-        gpu, architecture, table, gpu.fp32_rate, gpu.dram_bandwidth, gpu.multiprocessors, tf32, lacking, workspace_limit
+        gpu,
+        architecture,
+        table,
+        gpu.fp32_rate,
+        gpu.dram_bandwidth,
+        gpu.multiprocessors,
+        tf32,
+        lacking,
+        workspace_limit,
+        task_limit,
     )
