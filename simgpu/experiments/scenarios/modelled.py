@@ -52,6 +52,9 @@ class _Modelling(FileModel):
     epochs: int | None = Field(
         default=None, ge=1, le=10_000, description="number of epochs over which to model the sparsity of feature maps"
     )
+    sparsity_profile: str | None = Field(
+        default=None, min_length=1, description="profile of that sparsity; by default the network's own"
+    )
     compressibility: Annotated[bool | str, BeforeValidator(_switch_or_name)] = Field(
         default=False, description="model the compressibility of each memory-entry: true, or a profile's name"
     )
@@ -97,7 +100,7 @@ class _Modelling(FileModel):
             from simgpu.workloads.sparsity.generator import with_sparsity
 
             with _problems_at("epochs"):
-                named = with_sparsity(named, self.epochs)
+                named = with_sparsity(named, self.epochs, self.sparsity_profile)
         return self._with_entries(named) if self.compressibility else named
 
     def _with_entries(self, trace: Trace) -> Trace:

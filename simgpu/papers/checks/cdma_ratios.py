@@ -45,7 +45,7 @@ class Compressed:
 @lru_cache
 def trained(network: str) -> Trace:
     """A network of figure 13 with the sparsity of 51 epochs."""
-    return with_sparsity(study("maxwell").traces[network], EPOCHS)
+    return with_sparsity(study("maxwell").traces[network], EPOCHS, "cdma")
 
 
 def offloaded(trace: Trace) -> set[str]:

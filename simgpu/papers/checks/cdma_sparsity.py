@@ -55,10 +55,9 @@ def curves_of(trace: Trace) -> Curves:
     return Curves(zeros, layers, {name: by[name].reads[0] for name in zeros if op_class(by[name].op) in keeping})
 
 
-def trained_networks(profiles: Mapping[str, str] | None = None) -> dict[str, Trace]:
-    """The six networks with their sparsity over training. profiles: by network, a profile to use instead of its own."""
-    traces = study("maxwell").traces
-    return {name: with_sparsity(trace, EPOCHS, (profiles or {}).get(name)) for name, trace in traces.items()}
+def trained_networks() -> dict[str, Trace]:
+    """The six networks with their sparsity over training, by this paper's profile."""
+    return {name: with_sparsity(trace, EPOCHS, "cdma") for name, trace in study("maxwell").traces.items()}
 
 
 def zeros() -> dict[str, Any]:
@@ -75,7 +74,7 @@ def zeros() -> dict[str, Any]:
 
 def density() -> dict[str, Any]:
     """Activation density over training (figures 4 and 7), of the modelled AlexNet and of a recorded network."""
-    modelled = curves_of(with_sparsity(study("maxwell").traces["AlexNet"], EPOCHS))
+    modelled = curves_of(with_sparsity(study("maxwell").traces["AlexNet"], EPOCHS, "cdma"))
     recorded = curves_of(load_trace(RECORDED))
     return {
         "alexnet": _lines(modelled, {"conv1": [(0.0, 0.5), (1.0, 0.5)]}),

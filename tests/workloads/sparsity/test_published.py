@@ -17,15 +17,15 @@ EPOCHS = 51
 
 
 @cache
-def trained(name: str, epochs: int = EPOCHS) -> Trace:
+def trained(name: str, epochs: int = EPOCHS, profile: str = "cdma") -> Trace:
     gpu = simgpu.load_node("titan-x-maxwell").gpu
-    return with_sparsity(build_trace(name, batch=CDMA[name], gpu=gpu), epochs)
+    return with_sparsity(build_trace(name, batch=CDMA[name], gpu=gpu), epochs, profile)
 
 
 @cache
-def curves(name: str, epochs: int = EPOCHS) -> dict[str, list[float]]:
+def curves(name: str, epochs: int = EPOCHS, profile: str = "cdma") -> dict[str, list[float]]:
     """Sparsity over the epochs by layer, in forward order."""
-    trace = trained(name, epochs)
+    trace = trained(name, epochs, profile)
     table = trace.block_by_id
     result: dict[str, list[float]] = {}
     for sample in trace.sparsity:
@@ -39,7 +39,7 @@ def test_the_first_convolution_has_half_zeros_throughout_training(name: str) -> 
     assert all(0.48 <= share <= 0.52 for share in first)
 
 
-@pytest.mark.parametrize("name", [name for name in CDMA if name != "vgg16"])  # CSWAP saw no U in VGG-16's ReLU4
+@pytest.mark.parametrize("name", CDMA)
 def test_density_falls_fast_then_rises_slowly_in_all_other_layers(name: str) -> None:
     _, *others = curves(name).values()
     for sparsity in others:
@@ -88,13 +88,13 @@ def test_the_six_networks_have_the_published_mean_and_maximum() -> None:
 @pytest.mark.parametrize("depth", [0.1, 1.5])
 def test_the_fitted_depth_determines_the_mean(depth: float) -> None:
     trace = trained("alexnet")
-    moved = load_profile("general").model_copy(update={"depths": {"alexnet": depth}})
+    moved = load_profile("cdma").model_copy(update={"depths": {"alexnet": depth}})
     assert abs(mean_sparsity(with_sparsity(trace, EPOCHS, moved)) - 0.494) > 0.01
 
 
 @pytest.mark.slow
 def test_vgg16_sparsity_is_between_20_and_80_percent_over_50_epochs() -> None:
-    swapped = [shares for layer, shares in curves("vgg16", 50).items() if layer.startswith(("conv", "pool"))]
+    swapped = [shares for layer, shares in curves("vgg16", 50, "cswap").items() if layer.startswith(("conv", "pool"))]
     assert len(swapped) == 13 + 5
     lowest, highest = min(map(min, swapped)), max(map(max, swapped))
     assert 0.20 <= lowest < 0.25
@@ -102,13 +102,13 @@ def test_vgg16_sparsity_is_between_20_and_80_percent_over_50_epochs() -> None:
 
 
 def test_relu4_rises_from_50_to_80_percent() -> None:
-    shares = curves("vgg16", 50)["conv3_2"]
+    shares = curves("vgg16", 50, "cswap")["conv3_2"]
     assert (shares[0], shares[-1]) == (0.5, 0.8)
     assert shares == sorted(shares)
 
 
 def test_relu7_rises_for_ten_epochs_and_then_falls_by_20_points() -> None:
-    shares = curves("vgg16", 50)["conv5_1"]
+    shares = curves("vgg16", 50, "cswap")["conv5_1"]
     top = max(range(50), key=shares.__getitem__)
     assert top in (9, 10)
     assert shares[: top + 1] == sorted(shares[: top + 1])
@@ -117,4 +117,4 @@ def test_relu7_rises_for_ten_epochs_and_then_falls_by_20_points() -> None:
 
 
 def test_max4_stays_under_45_percent() -> None:
-    assert max(curves("vgg16", 50)["pool4"]) < 0.45
+    assert max(curves("vgg16", 50, "cswap")["pool4"]) < 0.45

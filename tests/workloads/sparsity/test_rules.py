@@ -56,7 +56,7 @@ def test_activations_not_after_a_relu_are_dense(op: str) -> None:
 @pytest.mark.parametrize(("size", "values"), [(16, 4), (64, 1), (8, 8)])
 def test_a_pooling_result_is_zero_if_its_entire_window_is_zero(size: int, values: int) -> None:
     result = last_epoch(network(("conv2d", "x", "a", 64), ("relu", "a", "b", 64), ("max_pool2d", "b", "p", size)))
-    clustered = load_profile("general").pool_clustering
+    clustered = load_profile("cdma").pool_clustering
     assert result["p"] == round(0.5 ** (values ** (1 - clustered)), 6)
     assert result["p"] <= result["b"], "pooling never makes a map sparser"
 
@@ -129,7 +129,7 @@ def test_modelled_rows_replace_measured_ones_with_a_note() -> None:
     trace = simgpu.load_trace("resnet20-cifar-cpu")
     assert trace.sparsity
     created = with_sparsity(trace, 4)
-    assert created.info.notes.endswith("Sparsity is modelled (profile general, 4 epochs).")
+    assert created.info.notes.endswith("Sparsity is modelled (profile cdma, 4 epochs).")
     assert created.info.provenance == f"{trace.info.provenance}, its sparsity modelled", "every result shows it"
     assert {sample.epoch for sample in created.sparsity} == {0, 1, 2, 3}
     assert replace(created, sparsity=(), info=trace.info) == replace(trace, sparsity=())
@@ -149,5 +149,5 @@ def test_a_wrong_number_of_epochs_is_refused(epochs: int) -> None:
 
 
 def test_an_unknown_sparsity_profile_is_reported_with_the_known_names() -> None:
-    with pytest.raises(InputError, match="did you mean 'vgg16'"):
+    with pytest.raises(InputError, match="known: cdma, cswap"):
         with_sparsity(chain([1], [1], [8], op="relu"), 2, profile="vgg61")
