@@ -196,6 +196,7 @@ def _compressed(buddy: BuddySpec) -> list[Row]:
         ("  memory latency", format_time(buddy.memory_latency_ns), "gpu.buddy.memory_latency"),
         ("  in flight", format_bytes(buddy.in_flight), "gpu.buddy.in_flight"),
         ("  overlap", f"{buddy.overlap:.4g}", "gpu.buddy.overlap"),
+        ("  packet header", format_bytes(buddy.packet_header), "gpu.buddy.packet_header"),
     ]
 
 

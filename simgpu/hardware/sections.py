@@ -16,7 +16,7 @@ from simgpu.hardware.spec import (
     MetadataCacheSpec,
     PowerSpec,
 )
-from simgpu.io.schema import Bandwidth, EnergyPerByte, FileModel, Power, Share, Size, TimeOrZero
+from simgpu.io.schema import Bandwidth, EnergyPerByte, FileModel, Power, Share, Size, SizeOrZero, TimeOrZero
 
 
 class MetadataCacheSection(FileModel):
@@ -68,6 +68,9 @@ class BuddySection(FileModel):
         default=0.0,
         description="fraction of a kernel's time on the device that its buddy memory traffic may overlap",
     )
+    packet_header: SizeOrZero = Field(
+        default=0, description="bytes that cross the link with each sector of 32 B, and as much the other way"
+    )
 
     def spec(self) -> BuddySpec:
         """Returns the section as a `BuddySpec`."""
@@ -79,6 +82,7 @@ class BuddySection(FileModel):
             self.memory_latency,
             self.in_flight,
             self.overlap,
+            self.packet_header,
             BuddyMode(self.mode),
             Granularity(self.granularity),
             self.threshold,

@@ -189,6 +189,8 @@ class BuddySpec:
     memory_latency_ns: latency of an access to device memory.
     in_flight: requested bytes that the GPU can have outstanding at once.
     overlap: fraction of a kernel's time on the device that its buddy memory traffic may overlap.
+    packet_header: bytes that cross the link with each sector of 32 bytes, and as much the other way to ask for it or to
+        confirm it.
     mode: purpose of compression.
     granularity: whether target ratios apply to allocations or to the program.
     threshold: largest fraction of an allocation's entries that may overflow.
@@ -202,6 +204,7 @@ class BuddySpec:
     memory_latency_ns: int
     in_flight: int
     overlap: float = 0.0
+    packet_header: int = 0
     mode: BuddyMode = BuddyMode.CAPACITY
     granularity: Granularity = Granularity.ALLOCATION
     threshold: float = 0.3

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import simpy
 
+from simgpu.compression.buddy.traffic import over_link
 from simgpu.graph.compressed import CompressedMemory
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
@@ -60,14 +61,16 @@ class BuddyKernelStep:
 
 @dataclass(frozen=True, slots=True)
 class SharedBuddyLink:
-    """A graph's use of a link to buddy memory that others use too."""
+    """A graph's use of a link to buddy memory that others use too. header: bytes with each sector and the other way."""
 
     memory: CompressedMemory
+    header: int = 0
 
     def step(self, kernel: KernelStep, demand: int, engines: Engines, gpu: int) -> BuddyKernelStep | None:
         """The step of a kernel, None for one without bytes over the link."""
         bytes_of = self.memory.demands[kernel.name]
-        ways = zip(engines.buddy[gpu], (bytes_of.written, bytes_of.read), strict=True)
+        read, written = over_link(bytes_of.read, bytes_of.written, self.header)
+        ways = zip(engines.buddy[gpu], (written, read), strict=True)
         sizes = tuple((path, size) for path, size in ways if size)
         flows = engines.flows
         if not sizes or flows is None:
@@ -90,7 +93,7 @@ def shared_link(program: Program, graph: TaskGraph, node: NodeSpec) -> SharedBud
     memory = graph.compressed
     if memory is None or node.gpu.buddy is None:
         return None
-    link = SharedBuddyLink(memory)
+    link = SharedBuddyLink(memory, node.gpu.buddy.packet_header)
     copied = {
         instruction.block
         for segment in program.segments

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
 
+from simgpu.compression.buddy.rereads import rereads
 from simgpu.compression.buddy.streams import Counts, EntryAccesses, misses_of, side_by_side, walks_of
 from simgpu.compression.buddy.targets import RAW, ProfiledAllocation, choose_targets, overflowing
 from simgpu.compression.buddy.traffic import Moved, demand_of, moved_by
@@ -18,7 +19,7 @@ from simgpu.graph.transforms import uncompressed
 from simgpu.graph.work import traffic_of
 from simgpu.hardware.spec import BuddyMode, BuddySpec, NodeSpec
 from simgpu.trace.entries import apportioned
-from simgpu.trace.model import AccessOrder, BlockKind
+from simgpu.trace.model import AccessOrder, BlockKind, Origin
 
 Histogram = tuple[int, ...]
 Row = TypeVar("Row", Sequence[tuple[int, ...]], tuple[int, ...])
@@ -103,11 +104,13 @@ def _named(table: Mapping[str, Row], block: str) -> Row | None:
 def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAccesses]]]:
     """For each kernel, the index of each block that it accesses, except workspaces, and its walk through that block.
 
-    A kernel without a recorded access pattern accesses them in proportion to its traffic.
+    A kernel without a recorded access pattern accesses them in proportion to its traffic; modelled convolutions also
+    read their input again for each column of tiles (`simgpu.compression.buddy.rereads`).
     """
     lasting = [block for block in graph.blocks if block.kind is not BlockKind.WORKSPACE]
     places = side_by_side(lasting, buddy.cache)
     recorded = {access.kernel for access in graph.trace.accesses}
+    modelled = graph.trace.info.origin is Origin.MODELLED
     result = []
     for kernel, walks in zip(graph.kernels, walks_of(graph.trace, places), strict=True):
         numbers = [graph.block_number[name] for name in (*kernel.reads, *kernel.writes) if name in places]
@@ -115,7 +118,11 @@ def _walks(graph: TaskGraph, buddy: BuddySpec) -> list[list[tuple[int, EntryAcce
         once = sum(walk.accesses for walk in walks) * ENTRY_BYTES
         if once and kernel.id not in recorded:
             traffic = traffic_of(graph, kernel)
-            pairs = [(b, replace(walk, accesses=walk.accesses * traffic // once)) for b, walk in pairs]
+            again = rereads(graph, kernel) if modelled else {}
+            pairs = [
+                (b, replace(walk, accesses=walk.accesses * (1 if walk.write else again.get(b, 1)) * traffic // once))
+                for b, walk in pairs
+            ]
         result.append(pairs)
     return result
 

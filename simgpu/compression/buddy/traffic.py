@@ -132,7 +132,7 @@ def demand_of(
     >>> node = load_node("buddy-gpu")
     >>> moved = Moved(requested=9_000_000, device=4_500_000, read=1_500_000)
     >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
-    Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=10000)
+    Demand(memory_ns=10000, compressed_ns=10000, read=1500000, written=0, link_ns=15000)
     """
     metadata = lines * buddy.cache.line
     latency = buddy.memory_latency_ns
@@ -145,8 +145,21 @@ def demand_of(
         max(stream_ns(moved.device + metadata, dram), -(-(without + waits) // buddy.in_flight)),
         moved.read,
         moved.written,
-        link_ns(moved.read, moved.written, link),
+        link_ns(*over_link(moved.read, moved.written, buddy.packet_header), link),
     )
+
+
+def over_link(read: int, written: int, header: int) -> tuple[int, int]:
+    """Bytes from and to buddy memory that cross the link with their packets.
+
+    Each sector that is read or written has a header on its way, and another one goes the other way: the request for it,
+    or its confirmation. header: bytes, 0 for none.
+
+    >>> over_link(64, 32, header=16), over_link(64, 32, header=0)
+    ((112, 80), (64, 32))
+    """
+    headers = header * sum(-(-size // SECTOR_BYTES) for size in (read, written))
+    return read + headers, written + headers
 
 
 def link_ns(read: int, written: int, link: LinkSpec) -> int:

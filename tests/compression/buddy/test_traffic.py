@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.compression.buddy.streams import EntryAccesses
-from simgpu.compression.buddy.traffic import Moved, demand_of, link_ns, moved_by
+from simgpu.compression.buddy.traffic import Moved, demand_of, link_ns, moved_by, over_link
 from simgpu.graph.compressed import Demand
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import BuddyMode, BuddySpec, Duplex, LinkSpec
@@ -199,18 +199,19 @@ def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int 
     return demand.device_ns(demand.memory_ns) / demand.memory_ns
 
 
-def papers(mode: BuddyMode) -> BuddySpec:
+def papers(mode: BuddyMode, in_flight: int | None = None) -> BuddySpec:
     buddy = load_node("buddy-gpu").gpu.buddy
     assert buddy is not None
-    return replace(buddy, mode=mode)
+    return replace(buddy, mode=mode, in_flight=in_flight or buddy.in_flight)
 
 
 def test_bandwidth_only_compression_slows_sparse_and_speeds_dense_access():
-    """cg and ilbdc slow down, the networks speed up (section 4.2)."""
-    compressible = only(64, 1000)
-    assert slowed(compressible, papers(IN_TRANSFER), sectors=1) > 1.5
-    assert slowed(compressible, papers(IN_TRANSFER), sectors=4) < 0.6
-    assert slowed(compressible, papers(IN_TRANSFER), sectors=1, write=True) > 1.5
+    """cg and ilbdc slow down, the networks speed up (section 4.2): where more is in flight than the memory needs."""
+    compressible, full = only(64, 1000), 448 * 2**10
+    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=1) > 1.5
+    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=4) < 0.6
+    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=1, write=True) > 1.5
+    assert slowed(compressible, papers(IN_TRANSFER), sectors=4) == pytest.approx((288 + 13) / 288, rel=1e-3)
 
 
 @pytest.mark.parametrize("sectors", [1, 2, 3, 4])
@@ -309,3 +310,11 @@ def test_more_metadata_misses_never_make_a_kernel_faster(moved: int, read: int, 
         demand_of(what, accesses, each, each, spec(), node.link, 900 * GB).compressed_ns for each in (misses, accesses)
     ]
     assert times[0] <= times[1]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_two_of_three_flits_carry_data_and_requests_go_the_other_way(read: int, written: int):
+    """NVLink: a header of 16 B with each sector of 32 B, and one the other way to ask for or to confirm it."""
+    from_buddy, to_buddy = over_link(32 * read, 32 * written, header=16)
+    assert (from_buddy, to_buddy) == (48 * read + 16 * written, 48 * written + 16 * read)
+    assert over_link(32 * read, 32 * written, header=0) == (32 * read, 32 * written)
