@@ -132,7 +132,7 @@ def demand_of(
     >>> node = load_node("buddy-gpu")
     >>> moved = Moved(requested=9_000_000, device=4_500_000, read=1_500_000)
     >>> demand_of(moved, 0, 0, 0, node.gpu.buddy, node.link, node.gpu.dram_bandwidth)
-    Demand(memory_ns=10000, compressed_ns=10000, read=1500000, written=0, link_ns=15000)
+    Demand(memory_ns=10000, compressed_ns=5651, read=1500000, written=0, link_ns=15000)
     """
     metadata = lines * buddy.cache.line
     latency = buddy.memory_latency_ns

@@ -155,7 +155,7 @@ def _peaks(
     return {cell.batch: cell.peak_bytes or 0 for cell in cells}
 
 
-def signs(in_flight: str = "259200 B", compressibility: object = "published", cache: str = "4 KiB") -> dict[str, Any]:
+def signs(in_flight: str = "448 KiB", compressibility: object = "published", cache: str = "4 KiB") -> dict[str, Any]:
     """Whether compression without overflow slows down or speeds up single programs (section 4.2).
 
     Results cg, lbm: whether bandwidth-only compression slows them down; networks: whether it speeds up all of them;

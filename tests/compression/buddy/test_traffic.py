@@ -199,19 +199,18 @@ def slowed(counts: tuple[int, ...], buddy: BuddySpec, sectors: int, target: int 
     return demand.device_ns(demand.memory_ns) / demand.memory_ns
 
 
-def papers(mode: BuddyMode, in_flight: int | None = None) -> BuddySpec:
+def papers(mode: BuddyMode) -> BuddySpec:
     buddy = load_node("buddy-gpu").gpu.buddy
     assert buddy is not None
-    return replace(buddy, mode=mode, in_flight=in_flight or buddy.in_flight)
+    return replace(buddy, mode=mode)
 
 
 def test_bandwidth_only_compression_slows_sparse_and_speeds_dense_access():
-    """cg and ilbdc slow down, the networks speed up (section 4.2): where more is in flight than the memory needs."""
-    compressible, full = only(64, 1000), 448 * 2**10
-    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=1) > 1.5
-    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=4) < 0.6
-    assert slowed(compressible, papers(IN_TRANSFER, full), sectors=1, write=True) > 1.5
-    assert slowed(compressible, papers(IN_TRANSFER), sectors=4) == pytest.approx((288 + 13) / 288, rel=1e-3)
+    """cg and ilbdc slow down, the networks speed up (section 4.2)."""
+    compressible = only(64, 1000)
+    assert slowed(compressible, papers(IN_TRANSFER), sectors=1) > 1.5
+    assert slowed(compressible, papers(IN_TRANSFER), sectors=4) < 0.6
+    assert slowed(compressible, papers(IN_TRANSFER), sectors=1, write=True) > 1.5
 
 
 @pytest.mark.parametrize("sectors", [1, 2, 3, 4])
