@@ -95,7 +95,7 @@ STATEMENTS: dict[str, dict[str, str]] = {
             assert all(fastest[budget] <= rate * (1 + 1e-9) for budget, rate in bound)
             assert fastest.index.min() == 8 and curves["vdnn"].loc[9] == curves["vdnn"].loc[12]
             assert curves[["modnn", "vdnn+"]].notna().all(axis=None)
-            assert curves["modnn"].loc[12] > ideal > curves["modnn"].loc[3] > 0.8 * ideal
+            assert curves["modnn"].loc[12] > ideal > curves["modnn"].loc[4] > 0.8 * ideal
             assert curves["vdnn(mode=dynamic)"].loc[9] < curves["vdnn(mode=dynamic)"].loc[8]
         """,
         "smallest": """
