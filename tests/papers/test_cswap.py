@@ -6,10 +6,23 @@ from statistics import fmean
 
 import pytest
 
+from simgpu.hardware.nodes import load_node
 from simgpu.papers.checks import cswap_networks
 from simgpu.papers.checks.cswap_launches import launches, time_models
 from simgpu.papers.checks.cswap_layers import latencies, layers, static_layers, study_of, swapped, tensors, trained
 from simgpu.papers.checks.cswap_networks import alexnet
+from simgpu.papers.tasks import loaded
+from simgpu.simulation.run import simulate
+
+#: HOME's throughput on the RTX 2080 Ti, samples per second (He et al., table 2), on networks that are probably CSWAP's.
+HOME_SPEEDS = {"Plain20": 2554, "VGG16": 6211, "MobileNet": 3426, "ResNet": 2519, "SqueezeNet": 6613}
+
+
+@pytest.mark.parametrize("network", HOME_SPEEDS)
+def test_networks_on_cifar_compute_at_least_as_fast_as_home_measured_them(network: str) -> None:
+    """HOME managed memory and recomputed, so its throughput is a lower bound on what the GPU computes."""
+    trace = loaded("cswap-6b", "{}").traces[network]
+    assert simulate(trace, load_node("2080ti"), "ideal").metrics.samples_per_s > HOME_SPEEDS[network]
 
 
 def test_the_twelve_tensors_are_those_of_figure_1() -> None:
