@@ -1,6 +1,6 @@
 """Device memory in pages on demand: which pages are resident, the order of their accesses, and what is evicted.
 
-Pages are fetched by faults, one at a time, and evicted by chunks, as in NVIDIA's driver (`simgpu.program.paging`). A
+Pages are fetched by faults, in batches, and evicted by chunks, as in NVIDIA's driver (`simgpu.program.paging`). A
 chunk is part of one block here, and blocks are packed: the last page of a block has only the block's remaining bytes,
 so that blocks take no more memory than in a pool. A page is
 

@@ -1,9 +1,10 @@
 """Which pages NVIDIA's driver fetches when pages of a chunk fault: `nvidia-uvm/uvm_perf_prefetch.c`.
 
-A chunk is what the driver calls a VA block of 2 MiB. It first extends each fault to the 64 KiB around it. Then it looks
-at the ranges around each fault that are twice, four times, ... as large, up to the whole chunk, and fetches the largest
-one of which more than a threshold, by default 51%, is resident or about to be. So a kernel that walks through an absent
-chunk fetches 64 KiB, the next 64 KiB, then 128 and 256 and 512 KiB and 1 MiB: its faults are served six times.
+A chunk is what the driver calls a VA block of 2 MiB. It first extends each fault to the 64 KiB around it (a group).
+Then it looks at the ranges around each fault that are twice, four times, ... as large, up to the whole chunk, and
+fetches the largest one of which more than a threshold, by default 51%, is resident or about to be. So a kernel that
+walks through an absent chunk fetches 64 KiB, the next 64 KiB, then 128 and 256 and 512 KiB and 1 MiB: its faults are
+served six times.
 
 Sets of pages are bit masks, the first page lowest, as in `simgpu.memory.chunks`.
 """
@@ -17,7 +18,9 @@ from simgpu.memory.chunks import lowest_pages
 
 
 class Prefetcher(NamedTuple):
-    """group: pages to which a fault extends at least. threshold: per cent of a range that must be resident and more."""
+    """group: pages to which a fault extends. threshold: more than this per cent of a range must be resident, or about
+    to be; at 100 nothing but the faulting pages is fetched.
+    """
 
     group: int
     threshold: int
@@ -41,13 +44,14 @@ class Prefetcher(NamedTuple):
             left &= ~group
         fetched = faulting
         for first in groups:
-            size = self.group
-            dense = _aligned(first, size, leaves)
-            while size < leaves:
-                size *= 2
+            size, dense = self.group, 0
+            while True:
                 around = _aligned(first, size, leaves)
                 if (there & around).bit_count() * 100 > around.bit_count() * self.threshold:
                     dense = around
+                if size >= leaves:
+                    break
+                size *= 2
             fetched |= dense
         return fetched & ~resident
 
@@ -60,7 +64,9 @@ def _aligned(page: int, size: int, leaves: int) -> int:
 
 @lru_cache(maxsize=4096)
 def walk(prefetcher: Prefetcher, resident: int, wanted: int, full: int, each: int) -> tuple[int, int]:
-    """How often faults are served until a kernel has the absent pages that it wants, in order, and all pages fetched.
+    """How often faults are served until a kernel has the absent pages that it wants, and all pages fetched.
+
+    The lowest pages fault first, as in a walk from end to end; a pattern with another order may need more or less.
 
     each: the number of pages whose faults are served together.
 

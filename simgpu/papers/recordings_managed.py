@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -12,6 +13,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.importers import import_trace
+from simgpu.memory.transfer import stream_ns
 from simgpu.papers.recordings import Managed, Trial
 from simgpu.papers.recordings_files import g10_times
 from simgpu.papers.recordings_operands import FAULTS, Operand, operands
@@ -59,13 +61,15 @@ def shapes(trace: Trace, faults: str) -> dict[tuple[Operand, ...], list[int]]:
     [[0, 1], [2], [3, 4, 5]]
     """
     sizes = {block.id: block.bytes for block in trace.blocks}
+    workspaces = {block.id for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
     numbers: dict[tuple[Operand, ...], list[int]] = {}
     for number, kernel in enumerate(trace.kernels):
         reads, writes = dict.fromkeys(kernel.reads), dict.fromkeys(kernel.writes)
         read = [sizes[block] for block in reads if block not in writes]
-        written = [sizes[block] for block in writes if block not in reads]
+        written = [sizes[block] for block in writes if block not in reads and block not in workspaces]
         changed = [sizes[block] for block in reads if block in writes]
-        numbers.setdefault(operands(kernel.op, read, written, changed, faults), []).append(number)
+        scratch = [sizes[block] for block in writes if block in workspaces]
+        numbers.setdefault(operands(kernel.op, read, written, changed, faults, scratch), []).append(number)
     return numbers
 
 
@@ -114,16 +118,45 @@ class _Measured:
     faults: str
     times: list[int]
 
+    @cached_property
+    def kept(self) -> list[int]:
+        """The kernels that ran with the operands that the graph has for them.
+
+        Others took less than half as long with data on the GPU as its memory takes for these operands: the profiler
+        gave them smaller ones.
+        """
+        rate = self.node.gpu.dram_bandwidth or 0
+        numbers = []
+        for shape, group in shapes(self.trace, self.faults).items():
+            least = stream_ns(sum(operand.bytes for operand in shape), rate) // 2 if rate else 0
+            numbers += [number for number in group if self.trace.kernels[number].duration_ns >= least]
+        return sorted(numbers)
+
+    def sum(self, times: Sequence[int]) -> int:
+        """The times of these kernels together."""
+        return sum(times[number] for number in self.kept)
+
+    @property
+    def note(self) -> str:
+        """How many kernels are left out."""
+        missing = len(self.trace.kernels) - len(self.kept)
+        if not missing:
+            return ""
+        return (
+            f"{missing} kernels are left out, which ran with smaller operands than the graph has: with data on the GPU "
+            "they took less than half of what its memory takes for those. "
+        )
+
     def trial(self, label: str, parameters: Mapping[str, Any]) -> Trial:
         waits = stalls(self.trace, self.node, self.faults, parameters)
         predicted = [kernel.duration_ns + wait for kernel, wait in zip(self.trace.kernels, waits, strict=True)]
         ratios = [
-            ours / theirs
-            for ours, theirs, kernel in zip(predicted, self.times, self.trace.kernels, strict=True)
-            if theirs > 2 * kernel.duration_ns
+            predicted[number] / self.times[number]
+            for number in self.kept
+            if self.times[number] > 2 * self.trace.kernels[number].duration_ns
         ]
         quarters = quantiles(ratios, method="inclusive") if len(ratios) > 1 else [0.0, 0.0, 0.0]
-        return Trial(label, sum(predicted), *quarters)
+        return Trial(label, self.sum(predicted), *quarters)
 
 
 def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
@@ -153,12 +186,12 @@ def compare_managed(name: str, path: Path, gpu: str, faults: str) -> Managed:
         "um",
         node.name,
         node.gpu.memory,
-        trace.compute_ns,
-        sum(times),
+        measured.sum([kernel.duration_ns for kernel in trace.kernels]),
+        measured.sum(times),
         tuple(measured.trial(label, parameters) for label, parameters in _TRIALS.items()),
         unmeasured,
-        f"{note} Each kernel ran alone, in its own process: nothing had to be evicted from the GPU, so GPU memory "
-        "capacity and the order of eviction do not matter.",
+        f"{measured.note}{note} Each kernel ran alone, in its own process: nothing had to be evicted from the GPU, so "
+        "GPU memory capacity and the order of eviction do not matter.",
     )
 
 

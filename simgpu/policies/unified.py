@@ -2,13 +2,14 @@
 
 The rules are those of NVIDIA's published driver (its open kernel modules, nvidia-uvm): up to 256 entries of the fault
 buffer are served together, duplicates included, and what is left is dropped before the kernel goes on; the prefetcher
-extends faults within chunks of 2 MiB (`simgpu.memory.prefetching`); chunks are evicted by the age of their last fault
-or access. Times are those of studies (Zheng et al., HPCA 2016; Ganguly et al., ISCA 2019), and one is fitted
-(`simgpu.program.paging.HOST_PAGE_NS`). `simgpu reproduce recordings` compares all of it with kernels under page faults
-on an A100.
+extends faults within chunks of 2 MiB (`simgpu.memory.prefetching`); the chunk on which a page faulted longest ago is
+evicted, as the driver does not see other accesses. Times are those of studies (Zheng et al., HPCA 2016; Ganguly et al.,
+ISCA 2019), and one is fitted (`simgpu.program.paging.HOST_PAGE_NS`). `simgpu reproduce recordings` compares all of it
+with kernels under page faults on an A100.
 
 Buddy Compression (Choukse et al., ISCA 2020, sections 2.3 and 4.3) compares itself with Unified Memory on a POWER9.
-`scenarios/buddy-12.yaml` has the simpler rules that are known of it: one page of 64 KiB a fault, no prefetching.
+`scenarios/buddy-12.yaml` has the simpler rules that are taken for it: one page of 64 KiB a fault, no prefetching, and
+LRU.
 
 Where behaviour is not published, or differs between systems, this implementation decides:
 
@@ -63,7 +64,9 @@ class UnifiedMemory(Policy):
     page: int = parameter(PAGE, "bytes of a page, a multiple of 128")
     chunk: int = parameter(CHUNK, "bytes evicted together, a multiple of the page")
     fault_batch: int = parameter(FAULT_BATCH, "entries of the fault buffer that the driver serves together")
-    entries_per_page: int = parameter(ENTRIES_PER_PAGE, "entries of the fault buffer that an absent page takes")
+    entries_per_page: int = parameter(
+        ENTRIES_PER_PAGE, "entries of the fault buffer that an absent page takes; the default is for 4 KiB"
+    )
     fault_latency_ns: int = parameter(
         FAULT_LATENCY_NS, "nanoseconds from a batch's faults to the first byte transferred"
     )
@@ -79,9 +82,9 @@ class UnifiedMemory(Policy):
     )
     bandwidth: int = parameter(0, "of migrations per direction, bytes per second, at most the link's; 0: the link's")
     eviction: Literal["touched", "arrived"] = parameter(
-        "touched",
-        "the chunk to evict: least recently touched (LRU), or least recently faulted on, as the driver, which sees "
-        "only faults",
+        "arrived",
+        "the chunk to evict: least recently faulted on, as the driver, which sees only faults, or least recently "
+        "touched (LRU)",
     )
     write_back: Literal["all", "dirty"] = parameter(
         "all", "bytes written back from an evicted chunk: all, as the driver does, or only dirty ones"

@@ -110,10 +110,11 @@ class PlainPages:
         soon = there | {page for page in pages if place(page) // self.group in groups}
         result = set()
         for page in faulting:
-            size = self.group
-            best = [each for each in pages if place(each) // size == place(page) // size]
-            while size < len(pages):
-                size *= 2
+            best = [page]
+            ranges = [self.group]
+            while ranges[-1] < len(pages):
+                ranges.append(2 * ranges[-1])
+            for size in ranges:
                 around = [each for each in pages if place(each) // size == place(page) // size]
                 if 100 * len(soon & set(around)) > self.prefetch * len(around):
                     best = around

@@ -19,7 +19,7 @@ from tests.policies.contract import Parameters, PolicyContract
 from tests.semantics.hand_made import held, kernel, node, trace
 
 VGG16 = "vgg16-b128-v100"
-DRIVER = Paged(8192, entries_per_page=32, prefetch=51, host_page_ns=1150, first_touch=True)
+DRIVER = Paged(8192, entries_per_page=32, prefetch=51, host_page_ns=1350, first_touch=True)
 
 
 class TestUm(PolicyContract):
