@@ -283,7 +283,7 @@ class TestAgainstThePaper:
 
     def test_mean_ratios_are_close_to_the_published_ones(self, ratios: dict[str, dict[str, float]]) -> None:
         mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
-        assert mean["zvc"] == pytest.approx(published()["cdma.ratio.zvc"][0], rel=0.04)
+        assert mean["zvc without masks"] == pytest.approx(published()["cdma.ratio.zvc"][0], rel=0.04)
         assert mean["zlib nchw"] == pytest.approx(published()["cdma.ratio.zlib"], rel=0.03)
         assert mean["rle nchw"] < mean["zvc"]
 
@@ -299,12 +299,15 @@ class TestAgainstThePaper:
 def network_ratios(name: str, batch: int) -> dict[str, float]:
     """Bytes before over bytes after, over all feature maps with zeros and along a training of 51 epochs."""
     gpu = simgpu.load_node("titan-x-maxwell").gpu
-    trace = with_sparsity(build_trace(name, batch=batch, gpu=gpu), 51)
-    table, before, after = trace.block_by_id, 0, dict.fromkeys(["zvc"], 0)
+    trace = with_sparsity(build_trace(name, batch=batch, gpu=gpu), 51, "cdma")
+    table, before, after = trace.block_by_id, 0, dict.fromkeys(["zvc", "zvc without masks"], 0)
     for sample in trace.sparsity:
         block = table[sample.block]
         before += block.bytes
-        after["zvc"] += compressed_bytes(block.bytes, 4, "zvc", sample.sparsity)
+        with_masks = compressed_bytes(block.bytes, 4, "zvc", sample.sparsity)
+        after["zvc"] += with_masks
+        # The paper's ratios leave them out: a bit for each value.
+        after["zvc without masks"] += with_masks - block.bytes // 32
         for codec in ("rle", "zlib"):
             for layout in LAYOUTS:
                 size = modelled_bytes(block.bytes, 4, block.shape, codec, sample.sparsity, layout)
