@@ -3,8 +3,8 @@
 A kernel accesses its pages first and computes afterwards, for its recorded duration: which part of it could overlap
 with a batch of faults is not recorded, and the order matters only if another kernel uses memory or link meanwhile. A
 batch takes the fault latency, as often as its faults are served, and the host's time for pages that it has written;
-then the copies of evicted chunks, then those of fetched pages. Batches are served one
-after the other, first in, first out; memory is reallocated when a batch begins to be served.
+then the copies of evicted chunks, then those of fetched pages. Batches are served one after the other, first in, first
+out; memory is reallocated when a batch begins to be served.
 """
 
 from __future__ import annotations

@@ -26,6 +26,22 @@ class Chunk:
         self.last = self.short = self.padding = 0
 
 
+def chunks_of(b: int, size: int, padded: int, page: int, each: int) -> list[Chunk]:
+    """The chunks of a block. size, padded: its bytes without and with padding; page: bytes; each: pages of a chunk.
+
+    >>> [bin(chunk.full) for chunk in chunks_of(0, 450, 450, page=100, each=2)]
+    ['0b11', '0b11', '0b1']
+    """
+    pages = -(-padded // page)
+    chunks = [Chunk(b, index, (1 << min(each, pages - index * each)) - 1) for index in range(-(-pages // each))]
+    if chunks:
+        end = chunks[-1]
+        end.last = (end.full + 1) >> 1
+        end.short = pages * page - padded
+        end.padding = min(padded - size, page - end.short)
+    return chunks
+
+
 class ResidentChunks(NamedTuple):
     """The chunks with pages in device memory: by their last access, and by the last arrival of a page, oldest first.
 

@@ -38,12 +38,13 @@ from simgpu.memory.chunks import (
     ResidentChunks,
     WholeAccess,
     append_part,
+    chunks_of,
     least_recently_used,
     lowest_pages,
     pages_before,
 )
 from simgpu.memory.pool import UNLIMITED, Request, aligned
-from simgpu.memory.prefetching import Prefetcher, walk
+from simgpu.memory.prefetching import Prefetcher, with_prefetched
 
 
 class PagedPool:
@@ -123,15 +124,8 @@ class PagedPool:
         return self._residents
 
     def _new(self, b: int) -> list[Chunk]:
-        size = aligned(self.sizes[b], self.alignment)
-        pages, each = -(-size // self.page), self.pages_of_chunk
-        chunks = [Chunk(b, index, (1 << min(each, pages - index * each)) - 1) for index in range(-(-pages // each))]
-        if chunks:
-            end = chunks[-1]
-            end.last = (end.full + 1) >> 1
-            end.short = pages * self.page - size
-            end.padding = min(size - self.sizes[b], self.page - end.short)
-        return chunks
+        size = self.sizes[b]
+        return chunks_of(b, size, aligned(size, self.alignment), self.page, self.pages_of_chunk)
 
     def all_pages(self, b: int, *, written: bool) -> Iterator[WholeAccess]:
         """Accesses to all pages of a block in order."""
@@ -163,13 +157,10 @@ class PagedPool:
             for chunk, pages, written in parts:
                 remaining = pages
                 while remaining:
-                    here = remaining & chunk.resident
-                    if batch and remaining & -remaining & here:
+                    is_next_here = remaining & -remaining & chunk.resident
+                    full = not free_slots and chunk not in batch
+                    if batch and (is_next_here or full):
                         # The batch may evict this chunk, so look at it again afterwards.
-                        yield batch
-                        batch, free_slots = {}, self.fault_batch
-                        continue
-                    if not free_slots and chunk not in batch:
                         yield batch
                         batch, free_slots = {}, self.fault_batch
                         continue
@@ -331,7 +322,12 @@ class PagedPool:
                 batch[chunk] = [absent, dirty & absent]
             else:
                 del batch[chunk]
-        times = self._prefetch(batch)
+        times = 1
+        if self.prefetcher is not None and batch:
+            served, more = with_prefetched(self.prefetcher, batch, self.fault_batch)
+            if self._bytes_of_batch(more) <= self.limit:
+                times = served
+                batch.update(more)
         need = self._bytes_of_batch(batch)
         if need > self.limit:
             raise BatchTooLargeError(need)
@@ -355,25 +351,6 @@ class PagedPool:
             self.host_only -= copied
             append_part(fetched, chunk.block, copied)
         return Migration(evicted, fetched, times, host_pages)
-
-    def _prefetch(self, batch: Batch) -> int:
-        """Add the pages that the prefetcher fetches to a batch; returns how often its faults are served."""
-        if self.prefetcher is None or not batch:
-            return 1
-        if len(batch) == 1:
-            ((chunk, (pages, dirty)),) = batch.items()
-            times, fetched = walk(self.prefetcher, chunk.resident, pages, chunk.full, self.fault_batch)
-            more: Batch = {chunk: [fetched, dirty]}
-        else:
-            times = 1
-            more = {
-                chunk: [self.prefetcher.fetched(chunk.resident, pages, chunk.full), dirty]
-                for chunk, (pages, dirty) in batch.items()
-            }
-        if self._bytes_of_batch(more) > self.limit:
-            return 1
-        batch.update(more)
-        return times
 
     def _bytes_of_batch(self, batch: Batch) -> int:
         return sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from simgpu.memory.chunks import lowest_pages
+from simgpu.memory.chunks import Batch, lowest_pages
 
 
 class Prefetcher(NamedTuple):
@@ -28,7 +28,6 @@ class Prefetcher(NamedTuple):
     def fetched(self, resident: int, faulting: int, full: int) -> int:
         """Pages to fetch for faulting pages of a chunk, these included. full: all pages of the chunk.
 
-        >>> from simgpu.memory.prefetching import Prefetcher
         >>> bin(Prefetcher(2, 51).fetched(resident=0b11, faulting=0b100, full=0b1111))
         '0b1100'
         >>> bin(Prefetcher(2, 51).fetched(resident=0b0, faulting=0b100, full=0b1111))
@@ -70,7 +69,6 @@ def walk(prefetcher: Prefetcher, resident: int, wanted: int, full: int, each: in
 
     each: the number of pages whose faults are served together.
 
-    >>> from simgpu.memory.prefetching import Prefetcher, walk
     >>> whole = (1 << 512) - 1
     >>> walk(Prefetcher(16, 51), 0, whole, whole, 8) == (6, whole)
     True
@@ -80,3 +78,17 @@ def walk(prefetcher: Prefetcher, resident: int, wanted: int, full: int, each: in
         fetched |= prefetcher.fetched(resident | fetched, lowest_pages(left, each), full)
         times += 1
     return times, fetched
+
+
+def with_prefetched(prefetcher: Prefetcher, batch: Batch, each: int) -> tuple[int, Batch]:
+    """How often the faults of a batch are served, and the batch with all pages that are fetched.
+
+    each: as in `walk`. A batch in one chunk has all that a kernel wants there; one in several is served once.
+    """
+    if len(batch) == 1:
+        ((chunk, (pages, dirty)),) = batch.items()
+        times, fetched = walk(prefetcher, chunk.resident, pages, chunk.full, each)
+        return times, {chunk: [fetched, dirty]}
+    return 1, {
+        chunk: [prefetcher.fetched(chunk.resident, pages, chunk.full), dirty] for chunk, (pages, dirty) in batch.items()
+    }

@@ -21,12 +21,11 @@ from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase, Trace
 
-#: The prediction: `um` in a process that has just started.
-_FIRST = "the driver's rules"
+#: `um` in a process that has just started.
 _STARTED = {"first_touch": True}
-#: Other parameters, for comparison.
+#: The prediction, and other parameters for comparison.
 _TRIALS: Mapping[str, Mapping[str, Any]] = {
-    _FIRST: _STARTED,
+    "the driver's rules": _STARTED,
     "without the fitted time of the host's pages": _STARTED | {"host_page_ns": 0},
     "without prefetching": _STARTED | {"prefetch": 0},
     "results without faults": {},

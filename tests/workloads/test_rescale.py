@@ -182,33 +182,32 @@ def test_a_raised_workspace_limit_is_preserved_at_another_batch(other: int) -> N
 
 def test_a_lowered_workspace_limit_is_preserved_at_another_batch(tmp_path: Path) -> None:
     """A trace records its workspace limit, also on disk."""
-
-    def low(batch: int) -> Trace:
-        return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, workspace_limit=2**20)
-
-    write_trace(low(8), tmp_path / "low")
-    for small in (low(8), simgpu.load_trace(tmp_path / "low")):
-        rescaled = at_batch(small, 64)
-        assert rescaled.algorithms == low(64).algorithms
-        assert max(choice.workspace_bytes for choice in rescaled.algorithms) <= 2**20
+    rescaled, _ = rescaled_with(tmp_path, workspace_limit=2**20)
+    assert max(choice.workspace_bytes for choice in rescaled.algorithms) <= 2**20
 
 
 def test_the_limit_of_a_task_is_preserved_at_another_batch(tmp_path: Path) -> None:
-    """Of inputs, result and workspace together, which are on disk as `task_limit`."""
-
-    def limited(batch: int) -> Trace:
-        return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, task_limit=2**30)
-
-    write_trace(limited(8), tmp_path / "limited")
-    for small in (limited(8), simgpu.load_trace(tmp_path / "limited")):
-        rescaled = at_batch(small, 64)
-        assert rescaled.algorithms == limited(64).algorithms
-        assert len(rescaled.algorithms) < len(small.algorithms)
+    """Of inputs, result and workspace together, which is on disk as `task_limit`."""
+    rescaled, small = rescaled_with(tmp_path, task_limit=2**30)
+    assert len(rescaled.algorithms) < len(small.algorithms)
     sizes = {block.id: block.bytes for block in rescaled.blocks if block.kind is not BlockKind.WORKSPACE}
     operands = {kernel.id: {*kernel.reads, *kernel.writes} for kernel in rescaled.kernels}
     for choice in rescaled.algorithms:
         data = sum(sizes.get(b, 0) for b in operands[choice.kernel])
         assert not choice.workspace_bytes or choice.workspace_bytes + data <= 1.01 * 2**30
+
+
+def rescaled_with(folder: Path, **limit: int) -> tuple[Trace, Trace]:
+    """VGG-16 modelled under a limit for 8 samples, rescaled to 64, from memory and from disk; and before."""
+
+    def limited(batch: int) -> Trace:
+        return build_trace("vgg16", batch=batch, gpu=simgpu.load_node(V100).gpu, **limit)
+
+    write_trace(limited(8), folder / "limited")
+    for small in (limited(8), simgpu.load_trace(folder / "limited")):
+        rescaled = at_batch(small, 64)
+        assert rescaled.algorithms == limited(64).algorithms
+    return rescaled, small
 
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet34"])

@@ -13,16 +13,12 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import Block, BlockKind, Kernel
 from simgpu.trace.operators import OpClass, op_class
 
-#: Channels of a tile, by at most how many channels there are; 128 for more.
+#: Channels of a tile: the least that holds all channels of the result, else the largest.
 _TILES = (32, 64, 128)
 
 
 def rereads(graph: TaskGraph, kernel: Kernel) -> dict[int, int]:
-    """The blocks that a kernel reads several times, and how often; empty for others than convolutions of known shape.
-
-    >>> columns(384, groups=2), columns(64), columns(512)
-    (2, 1, 4)
-    """
+    """The blocks that a kernel reads several times, and how often; empty but for convolutions of known shape."""
     if op_class(kernel.op) is not OpClass.CONVOLUTION:
         return {}
     reads, writes = (_with_channels(graph, names) for names in (kernel.reads, kernel.writes))
@@ -31,16 +27,19 @@ def rereads(graph: TaskGraph, kernel: Kernel) -> dict[int, int]:
     results = [block for block in writes if block.kind is not BlockKind.WEIGHT_GRADIENT]
     if not (len(filters) == len(maps) == len(results) == 1):
         return {}
-    shapes = [block.shape or () for block in (*filters, *maps, *results)]
-    # A filter has the input's channels of one group, whichever way the convolution goes.
-    deeper = shapes[1] if shapes[0][0] == shapes[2][1] else shapes[2]
-    groups = max(deeper[1] // max(shapes[0][1], 1), 1)
-    times = columns(shapes[2][1], groups)
+    weights, source, result = (block.shape or () for block in (*filters, *maps, *results))
+    # A filter has the channels of one group of the forward input, which a data gradient writes.
+    forward_input = source if weights[0] == result[1] else result
+    times = columns(result[1], max(forward_input[1] // max(weights[1], 1), 1))
     return {graph.block_number[maps[0].id]: times} if times > 1 else {}
 
 
 def columns(channels: int, groups: int = 1) -> int:
-    """Columns of tiles for so many channels of the result."""
+    """Columns of tiles for so many channels of the result.
+
+    >>> columns(384, groups=2), columns(64), columns(512)
+    (2, 1, 4)
+    """
     own = channels // groups
     width = next((width for width in _TILES if own <= width), _TILES[-1])
     return -(-own // width)
