@@ -96,7 +96,8 @@ def _lasting(trace: Trace) -> list[Any]:
 def footprints(framework: str = "cudnn") -> dict[str, Any]:
     """Peak memory of an iteration in GB, at the batch, a power of two, whose peak is nearest to table 1 (as a ratio).
 
-    framework: whose memory behaviour is modelled; cudnn represents Caffe, in which the paper ran its networks.
+    framework: whose memory behaviour is modelled; cudnn represents Caffe, in which the paper ran its networks: a
+    normalization in place saves no map there, as Caffe keeps a copy (its batch_norm_layer; simgpu.workloads.footprint).
     """
     peaks_gb, groups = {}, {}
     for network, stated in TABLE_1.items():
