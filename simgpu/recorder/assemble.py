@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
-from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote, SavedNote, ValueNote
+from simgpu.recorder.notes import AlgorithmNote, BlockNote, CallNote, KernelNote, SavedNote, Saves, ValueNote
 from simgpu.trace.model import (
     RELEASED_AT_END,
     AlgorithmChoice,
     Block,
     CompressedSize,
     Kernel,
+    ModuleCall,
     SavedTensor,
     SparsitySample,
     Trace,
@@ -26,7 +27,7 @@ def assemble(
     durations: Sequence[Sequence[int]],
     epochs: Sequence[Mapping[int, ValueNote]] = (),
     algorithms: Sequence[AlgorithmNote] = (),
-    saved: Sequence[SavedNote] = (),
+    saves: Saves | None = None,
 ) -> Trace:
     """Returns the trace of the noted kernels and blocks.
 
@@ -35,8 +36,9 @@ def assemble(
     epochs: per epoch of a training run, from 0: the measured block values, by position in `blocks`; by default, the
     values of the recorded iteration count as epoch 0.
     algorithms: alternative convolution algorithms.
-    saved: tensors saved by autograd; their blocks are positions in `blocks`.
+    saves: what autograd saved, and the calls of modules; their blocks are positions in `blocks`.
     """
+    saves = saves or Saves()
     names = _block_names(blocks)
     ids = [f"k{place}" for place in range(len(kernels))]
     kernel_of = {kernel.call: ids[place] for place, kernel in enumerate(kernels)}
@@ -87,7 +89,8 @@ def assemble(
             for number, epoch, seen in _seen(blocks, epochs)
             for row in _sizes(blocks[number], seen)
         ),
-        saved=tuple(_saved(note, note.block, names, ids) for note in saved if note.block is not None),
+        saved=tuple(_saved(note, note.block, names, ids) for note in saves.tensors if note.block is not None),
+        modules=tuple(_called(note, names, ids) for note in saves.calls),
         name=info.model,
     )
 
@@ -114,7 +117,15 @@ def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str
     """Converts counts of kernels run so far to ids of the last kernel before, or the next kernel after."""
     before = None if note.before is None or note.before == len(ids) else ids[note.before]
     dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
-    return SavedTensor(names[number], note.bytes, ids[note.after - 1] if note.after else None, before, dropped)
+    freed = RELEASED_AT_END if note.freed is None else ids[note.freed]
+    after = ids[note.after - 1] if note.after else None
+    return SavedTensor(names[number], note.bytes, after, before, dropped, freed, note.layer, note.shape, note.dtype)
+
+
+def _called(note: CallNote, names: Sequence[str], ids: Sequence[str]) -> ModuleCall:
+    after, until = (ids[count - 1] if count else None for count in (note.after, note.until))
+    inputs = tuple(names[number] for number in note.inputs)
+    return ModuleCall(note.module, after, until, note.first, note.stop - note.first, inputs)
 
 
 def spread(times: Sequence[int]) -> int | None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 #: Layer of operators that run in forward outside the model.
 LOSS = "loss"
+
+
+class CallWatcher(Protocol):
+    """Is notified of the calls of modules in forward, from the outermost to those inside it."""
+
+    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before a module runs."""
+
+    def returned(self, layer: str) -> None:
+        """Called when it has run."""
 
 
 class LayerTracker:
@@ -28,6 +39,7 @@ class LayerTracker:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self.watcher: CallWatcher | None = None
         self._module = module
         self._running: list[str] = []
         self._starts: list[int] = []
@@ -38,7 +50,8 @@ class LayerTracker:
     def __enter__(self) -> LayerTracker:
         for path, module in self._module.named_modules():
             name = path or type(module).__name__
-            self._handles.append(module.register_forward_pre_hook(lambda *_, name=name: self._begin(name)))
+            begin = partial(self._begin, name)
+            self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
             self._handles.append(module.register_forward_hook(lambda *_: self._end(), always_call=True))
         self._note()
         return self
@@ -68,13 +81,17 @@ class LayerTracker:
         """Returns the layer of the parameter or buffer with this dotted name."""
         return name.rpartition(".")[0] or type(self._module).__name__
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._running.append(name)
         self._note()
+        if self.watcher is not None:
+            self.watcher.called(name, args, kwargs)
 
     def _end(self) -> None:
-        self._running.pop()
+        name = self._running.pop()
         self._note()
+        if self.watcher is not None:
+            self.watcher.returned(name)
 
     def _note(self) -> None:
         # Numbers count per thread: those of a backward thread that recomputes a forward would not be in order here.

@@ -87,13 +87,42 @@ class SavedNote:
     before: number of kernels that had run when backward read it; None if backward did not.
     dropped: position of the kernel after which only autograd referenced the block; "end" if it is referenced until the
         iteration's end, None if this could not be observed.
+    layer: the layer that saved it; shape, dtype: of the tensor itself.
+    freed: position of the kernel after which autograd freed it, None if it held it to the end.
     """
 
     block: int | None
     bytes: int
     after: int
+    layer: str
+    shape: tuple[int, ...]
+    dtype: str
     before: int | None = None
     dropped: int | Literal["end"] | None = None
+    freed: int | None = None
+
+
+@dataclass(slots=True)
+class CallNote:
+    """A call of a module in forward.
+
+    module: its path. after, until: number of kernels that had run when it began and when it returned. first, stop:
+    number of saved tensors then, positions in their list. inputs: numbers of the blocks of the tensors it was given.
+    """
+
+    module: str
+    after: int
+    first: int
+    inputs: tuple[int, ...]
+    until: int = 0
+    stop: int = 0
+
+
+class Saves(NamedTuple):
+    """What autograd saves in an iteration, and the calls of modules, each in order."""
+
+    tensors: tuple[SavedNote, ...] = ()
+    calls: tuple[CallNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

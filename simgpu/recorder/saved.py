@@ -1,24 +1,25 @@
-"""Records the tensors that autograd saves for backward: when it reads them, and when all other references are dropped.
+"""Records what autograd saves for backward, when backward reads and frees it, and when all other references are dropped.
 
 This runs forward and backward once more, with autograd saving copies. A block is then freed when its last other
 reference is dropped, which the ledger observes. Operators and kernel positions stay the same. Persistent tensors such
-as weights are not copied, because they stay referenced throughout.
+as weights are not copied, because they stay referenced throughout. The pass also notes the calls of modules.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any, Literal
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from simgpu.recorder.iteration import as_it_was, run_gradients
-from simgpu.recorder.layers import LayerTracker
+from simgpu.recorder.layers import LOSS, LayerTracker
 from simgpu.recorder.ledger import Ledger
-from simgpu.recorder.notes import BlockNote, SavedNote, without_workspaces
+from simgpu.recorder.notes import BlockNote, CallNote, SavedNote, Saves, without_workspaces
 from simgpu.recorder.scratch import NoScratch
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
@@ -39,32 +40,33 @@ def note_saved(
     blocks: Sequence[BlockNote],
     progress: Callable[[str], None],
     host: Sequence[torch.Tensor] = (),
-) -> list[SavedNote]:
-    """Returns the tensors that autograd saves in the iteration, in order, with positions in `blocks` as block numbers.
+) -> Saves:
+    """Returns the tensors that autograd saves in the iteration and the calls of modules, with positions in `blocks`.
 
     Weights, buffers and random state are restored afterwards. host: as in `Ledger`. If PyTorch does not allow hooks
-    (`torch.func` does not), or has no memory for the copies, this reports it and returns an empty list. Raises
-    `InputError` naming `name` if the pass ran other operators than `calls`.
+    (`torch.func` does not), or has no memory for the copies, this reports it and returns nothing. Raises `InputError`
+    naming `name` if the pass ran other operators than `calls`.
     """
     ledger = Ledger(device, host)
     try:
         with as_it_was(workload.module, device), LayerTracker(workload.module) as tracker:
             enter_persistent(ledger, workload, optimizer, tracker)
             watching = SavedPass(ledger, tracker, dict(workload.module.named_parameters()))
+            tracker.watcher = watching
             with watching, saved_tensors_hooks(watching.pack, watching.unpack):
                 live = run_gradients(workload, watching)
                 watching.finish()
             del live
     except RuntimeError as error:
         progress(f"what autograd saves is not noted: {str(error).partition(chr(10))[0]}")
-        return []
+        return Saves()
     finally:
         optimizer.zero_grad(set_to_none=True)
     same, again = ([call for call in created if call[0] != _DETACH] for created in (calls, watching.signatures))
     expect_same(name, same[: len(again)], again)
     # Blocks appear in the same order in both passes, those of backward last; this pass does not record workspaces.
     numbers = without_workspaces(blocks)
-    return [replace(note, block=numbers[note.block]) for note in watching.noted() if note.block is not None]
+    return watching.noted(numbers)
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -74,7 +76,8 @@ class _Copy:
     values: torch.Tensor
 
 
-class _Packed(NamedTuple):
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _Packed:
     """What autograd saves in place of a tensor: a view of the copy, or of the tensor itself if it was not copied."""
 
     note: SavedNote | None
@@ -85,15 +88,23 @@ class _Packed(NamedTuple):
 
 
 class SavedPass(StructurePass):
-    """Observes an iteration whose autograd saves through `pack` and `unpack`; notes the tensors saved in forward."""
+    """Observes an iteration whose autograd saves through `pack` and `unpack`; notes what forward saves and calls."""
 
     def __init__(self, ledger: Ledger, tracker: LayerTracker, parameters: dict[str, torch.nn.Parameter]) -> None:
         super().__init__(ledger, tracker, parameters, NoScratch(), has_values=False)
         self._saved: list[SavedNote] = []
+        self._calls: list[CallNote] = []
+        self._open: list[CallNote | None] = []
         self._untouched: list[tuple[SavedNote, torch.Tensor]] = []
-        self._copies: WeakValueDictionary[tuple[int, torch.dtype], _Copy] = WeakValueDictionary()
+        self._copies: weakref.WeakValueDictionary[tuple[int, torch.dtype], _Copy] = weakref.WeakValueDictionary()
         self._not_copied: set[int] = set()
         self._is_copying = False
+        self._is_finished = False
+
+    def finish(self) -> None:
+        """Called at the end of the iteration."""
+        self._is_finished = True
+        super().finish()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -110,9 +121,28 @@ class SavedPass(StructurePass):
             self._untouched.clear()
         return returned
 
+    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the call of a module that is not the outermost one, in forward."""
+        if self._phase is not Phase.FORWARD or self._tracker.is_outermost:
+            self._open.append(None)
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        found = (self._ledger.find(tensor) for tensor in tensors if self._ledger.holds_memory(tensor))
+        inputs = tuple(dict.fromkeys(number for number in found if number is not None))
+        self._calls.append(CallNote(layer, len(self.kernels), len(self._saved), inputs))
+        self._open.append(self._calls[-1])
+
+    def returned(self, layer: str) -> None:
+        """Notes the end of the call that began last."""
+        call = self._open.pop()
+        if call is not None:
+            call.until, call.stop = len(self.kernels), len(self._saved)
+
     def pack(self, tensor: torch.Tensor) -> _Packed:
         """Returns what autograd saves in place of a tensor."""
         packed: _Packed = self._unwatched(lambda: self._packed(tensor))
+        if packed.note is not None:
+            weakref.finalize(packed, self._freed, packed.note).atexit = False
         return packed
 
     def unpack(self, packed: _Packed) -> torch.Tensor:
@@ -124,12 +154,27 @@ class SavedPass(StructurePass):
         tensor: torch.Tensor = self._unwatched(lambda: values.as_strided(packed.size, packed.stride, packed.offset))
         return tensor
 
-    def noted(self) -> list[SavedNote]:
-        """Returns the tensors saved in forward; call it after the pass."""
+    def noted(self, numbers: Sequence[int]) -> Saves:
+        """Returns the tensors saved and the modules called in forward; call it after the pass.
+
+        numbers: by number of a block in this pass, its number in the result.
+        """
         for note in self._saved:
             if note.block is not None:
                 note.dropped = self._dropped(note.block)
-        return self._saved
+        known = [0]
+        for note in self._saved:
+            known.append(known[-1] + (note.block is not None))
+        tensors = (replace(note, block=numbers[note.block]) for note in self._saved if note.block is not None)
+        calls = (
+            replace(call, first=known[call.first], stop=known[call.stop], inputs=tuple(numbers[b] for b in call.inputs))
+            for call in self._calls
+        )
+        return Saves(tuple(tensors), tuple(calls))
+
+    def _freed(self, note: SavedNote) -> None:
+        if not self._is_finished:
+            note.freed = max(len(self.kernels) - 1, 0)
 
     def _dropped(self, number: int) -> int | Literal["end"] | None:
         block = self._ledger.blocks[number]
@@ -146,11 +191,16 @@ class SavedPass(StructurePass):
             if number is not None and not self._ledger.blocks[number].persistent:
                 copy = self._copy_of(number, tensor)
             if self._phase is Phase.FORWARD:
-                note = SavedNote(number, tensor.numel() * tensor.element_size(), len(self.kernels))
+                note = self._note_of(tensor, number)
                 self._saved.append(note)
                 if number is None:
                     self._untouched.append((note, copy.values))
         return _Packed(note, copy, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+    def _note_of(self, tensor: torch.Tensor, number: int | None) -> SavedNote:
+        size, dtype = tensor.numel() * tensor.element_size(), str(tensor.dtype).removeprefix("torch.")
+        layer = self._tracker.running or LOSS
+        return SavedNote(number, size, len(self.kernels), layer, tuple(tensor.shape), dtype)
 
     def _copy_of(self, number: int, tensor: torch.Tensor) -> _Copy:
         """Returns a copy of the tensor's storage; tensors saved of the same block share it while it is referenced."""

@@ -103,8 +103,8 @@ class Session:
                 compute = compute_format(structure.flops, info.dtype, autocasts)
                 info = replace(info, compute=compute, notes=info.notes + autocasts.notes)
                 epochs = training.seen_of(blocks) if training else ()
-                saved = note_saved(self.name, workload, optimizer, device, calls, blocks, self.progress)
-                trace = assemble(info, kernels, blocks, durations, epochs, choices, saved)
+                saves = note_saved(self.name, workload, optimizer, device, calls, blocks, self.progress)
+                trace = assemble(info, kernels, blocks, durations, epochs, choices, saves)
                 values.maps.name_files(blocks, trace.blocks)
                 if dump is not None:
                     self._dump(workload, optimizer, device, dump, trace, calls)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, SavedTensor, Trace
-from simgpu.trace.row_checks import Problems, Row, rows_of
+from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, ModuleCall, SavedTensor, Trace
+from simgpu.trace.row_checks import Problems, Row, is_count, rows_of
 
 if TYPE_CHECKING:
     from simgpu.trace.accesses import AccessColumns
@@ -237,6 +237,7 @@ def check_saved(trace: Trace, problems: Problems) -> None:
     for row in rows_of(problems, "saved", trace.saved):
         tensor: SavedTensor = row.values
         row.counts("bytes")
+        row.texts("layer", "dtype", optional=True)
         row.known("block", blocks)
         if position:
             _check_saved_kernels(row, position)
@@ -246,6 +247,30 @@ def check_saved(trace: Trace, problems: Problems) -> None:
                 f"block '{tensor.block}' is dropped at '{tensor.released_after}', and in a row above at another kernel"
             )
             row.add("released_after", what, "give the same in all rows of a block")
+
+
+def check_modules(trace: Trace, problems: Problems) -> None:
+    """Add the problems of the module calls to `problems`."""
+    position = {kernel.id: index for index, kernel in enumerate(trace.kernels)}
+    blocks = {block.id for block in trace.blocks}
+    for row in rows_of(problems, "modules", trace.modules):
+        call: ModuleCall = row.values
+        row.texts("module")
+        row.counts("saved_before", "saved")
+        for column in ("after", "until"):
+            name = getattr(call, column)
+            if position and name is not None and name not in position:
+                row.add(column, f"'{name}' is not a kernel of this trace", "name a kernel that has a row in kernels")
+        after, until = (-1 if name is None else position.get(name) for name in (call.after, call.until))
+        if after is not None and until is not None and until < after:
+            what = f"it returns after '{call.until or 'no kernel'}', before '{call.after}', which ran before the call"
+            row.add("until", what, "name the kernel that had run last when the call returned")
+        if is_count(call.saved_before) and is_count(call.saved) and call.saved_before + call.saved > len(trace.saved):
+            what = f"{call.saved_before} and {call.saved} saved tensors exceed the trace's {len(trace.saved)}"
+            row.add("saved", what, "count the rows of saved tensors before and during the call")
+        for name in call.inputs:
+            if blocks and name not in blocks:
+                row.add("inputs", f"'{name}' is not a block of this trace", "name a block that has a row in blocks")
 
 
 def _first_writes(trace: Trace) -> dict[str, int]:
@@ -260,9 +285,9 @@ def _first_writes(trace: Trace) -> dict[str, int]:
 
 
 def _check_saved_kernels(row: Row, position: dict[str, int]) -> None:
-    for column in ("packed_after", "unpacked_before", "released_after"):
+    for column in ("packed_after", "unpacked_before", "released_after", "freed_after"):
         name = getattr(row.values, column)
-        may_be_end = column == "released_after"
+        may_be_end = column in ("released_after", "freed_after")
         if name is not None and name not in position and not (may_be_end and name == RELEASED_AT_END):
             remedy = "name a kernel that has a row in kernels" + (f", or '{RELEASED_AT_END}'" if may_be_end else "")
             row.add(column, f"'{name}' is not a kernel of this trace", remedy)
@@ -285,3 +310,7 @@ def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None
     if dropped is not None and dropped < after:
         what = f"it is dropped at kernel '{tensor.released_after}', and saved later, after '{tensor.packed_after}'"
         row.add("released_after", what, "name the kernel after whose end only autograd held the block")
+    freed = position.get(tensor.freed_after or "")
+    if freed is not None and freed < max(after, -1 if before is None else before - 1):
+        what = f"autograd frees it at kernel '{tensor.freed_after}', and uses it later"
+        row.add("freed_after", what, "name the kernel after whose end autograd freed it")

@@ -19,6 +19,7 @@ from simgpu.trace.model import (
     BlockKind,
     CompressedSize,
     Kernel,
+    ModuleCall,
     Phase,
     SavedTensor,
     SparsitySample,
@@ -292,5 +293,22 @@ SAVED: Table[SavedTensor] = Table(
         text_column("packed_after", blank=None),
         text_column("unpacked_before", blank=None),
         text_column("released_after", blank=None),
+        replace(text_column("freed_after", blank=None), omitted_if_blank=True),
+        replace(text_column("layer", blank=None), omitted_if_blank=True),
+        replace(_shape("shape"), omitted_if_blank=True),
+        replace(text_column("dtype", blank=None), omitted_if_blank=True),
+    ),
+)
+
+MODULES: Table[ModuleCall] = Table(
+    "modules.csv",
+    ModuleCall,
+    (
+        text_column("module"),
+        text_column("after", blank=None),
+        text_column("until", blank=None),
+        number_column("saved_before", "tensors"),
+        number_column("saved", "tensors"),
+        ids_column("inputs"),
     ),
 )

@@ -16,7 +16,7 @@ from simgpu.io.free_memory import require_memory
 from simgpu.io.input_files import TABLE_LIMIT, YAML_LIMIT
 from simgpu.io.shipped import find
 from simgpu.trace.check import check_trace
-from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, SAVED, SPARSITY, Table
+from simgpu.trace.columns import ACCESSES, ALGORITHMS, BLOCKS, COMPRESSIBILITY, KERNELS, MODULES, SAVED, SPARSITY, Table
 from simgpu.trace.header import FILE, header_text, read_header
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.row_checks import Place
@@ -30,6 +30,7 @@ _TABLES: dict[str, Table[Any]] = {
     "compressibility": COMPRESSIBILITY,
     "accesses": ACCESSES,
     "saved": SAVED,
+    "modules": MODULES,
 }
 #: Replaces an unreadable trace.yaml, so that the tables are still checked; never returned.
 _STAND_IN = TraceInfo("unread", 1, "unread", "unread", Origin.RECORDED, "unread")
@@ -91,6 +92,7 @@ def read_trace(path: str | Path) -> Trace:
             compressibility=tuple(tables["compressibility"].rows),
             accesses=tuple(tables["accesses"].rows),
             saved=tuple(tables["saved"].rows),
+            modules=tuple(tables["modules"].rows),
             name=folder.resolve().name,
         )
         problems += check_trace(trace, _places(folder, tables, header.places))

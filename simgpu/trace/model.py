@@ -197,6 +197,8 @@ class SavedTensor:
     packed_after: the kernel that ran last before it was saved, None for none. unpacked_before: the kernel that ran
     first after backward unpacked it, None if backward never did. released_after: the kernel after whose end only
     autograd held the block, `RELEASED_AT_END` if others held it to the end; None where that was not recorded.
+    freed_after: the kernel after whose end autograd freed what it had saved, `RELEASED_AT_END` if it held it to the
+    end. layer: the layer that saved it. shape, dtype: of the tensor itself. All None where not recorded.
     """
 
     block: str
@@ -204,6 +206,27 @@ class SavedTensor:
     packed_after: str | None = None
     unpacked_before: str | None = None
     released_after: str | None = None
+    freed_after: str | None = None
+    layer: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module in forward; rows are in the order of the calls, a module before those inside it.
+
+    module: its path. after: the kernel that ran last before the call, None for none. until: the kernel that had run last
+    when it returned. saved_before: how many of the trace's saved tensors had been saved before the call. saved: how
+    many were saved inside it. inputs: the blocks of the tensors that it was given.
+    """
+
+    module: str
+    after: str | None
+    until: str | None
+    saved_before: int
+    saved: int
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +321,7 @@ class Trace:
     compressibility: tuple[CompressedSize, ...] = ()
     accesses: tuple[Access, ...] = ()
     saved: tuple[SavedTensor, ...] = ()
+    modules: tuple[ModuleCall, ...] = ()
     name: str = field(default="", compare=False)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from simgpu.recorder import record
-from simgpu.recorder.notes import SavedNote
+from simgpu.recorder.notes import Saves
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace, write_trace
-from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
+from simgpu.trace.model import RELEASED_AT_END, BlockKind, ModuleCall, SavedTensor, Trace
 from simgpu.workloads.rescale import at_batch
 from tests.recorder.small_models import block, named, record_module, summed
 from tests.recorder.variants import SMALLER, small
@@ -31,6 +32,11 @@ def _row(block: str, bytes_: int, after: int | None, before: int | None, dropped
     """A row that names kernels by their place."""
     named = [None if place is None else f"k{place}" for place in (after, before)]
     return SavedTensor(block, bytes_, *named, f"k{dropped}" if isinstance(dropped, int) else dropped)
+
+
+def _timed(trace: Trace) -> tuple[SavedTensor, ...]:
+    """The rows with only the columns of `_row`."""
+    return tuple(replace(each, freed_after=None, layer=None, shape=None, dtype=None) for each in trace.saved)
 
 
 def _ops(trace: Trace, phase: str) -> list[str]:
@@ -55,7 +61,7 @@ def test_a_chain_of_layers() -> None:
         *("convolution_backward", "threshold_backward", "convolution_backward"),  # k9 to k11: last, relu, conv
     ]
     hidden, picture, features = 2 * 4 * 6 * 6 * 4, 2 * 3 * 8 * 8 * 4, 2 * 2 * 4 * 4 * 4
-    assert trace.saved == (
+    assert _timed(trace) == (
         # A convolution saves what it reads before it runs, and backward takes all of it back at once.
         _row("input", picture, None, 11, END),
         _row("conv.weight", 4 * 3 * 9 * 4, None, 11, END),
@@ -89,7 +95,7 @@ def test_a_residual_whose_gradients_meet() -> None:
         *("ones_like", "tanh_backward", "sigmoid_backward", "convolution_backward", "add_", "convolution_backward")
     ]
     map_, weight = 2 * 3 * 8 * 8 * 4, 3 * 3 * 9 * 4
-    assert trace.saved == (
+    assert _timed(trace) == (
         _row("input", map_, None, 11, END),
         _row("block.first.weight", weight, None, 11, END),
         _row("block.first:convolution", map_, 0, 9, 3),  # the shortcut holds it up to the addition
@@ -117,7 +123,7 @@ def test_three_views_of_one_block_are_three_tensors() -> None:
     part = 5 * 4 * 4
     assert block(trace, "split.qkv:addmm").bytes == 3 * part
     assert _ops(trace, "backward")[:6] == ["ones_like", "tanh_backward", "mul", "mul", "mul", "mul"]  # k5 to k10
-    assert [row for row in trace.saved if row.block.startswith("split")] == [
+    assert [row for row in _timed(trace) if row.block.startswith("split")] == [
         # Each product saves both its factors, the second one first; forward lets go of the views when it returns.
         _row("split.qkv:addmm", part, 0, 9, 2),
         _row("split.qkv:addmm", part, 0, 9, 2),
@@ -135,7 +141,7 @@ class _Unused(nn.Module):
 def test_a_saved_tensor_without_a_backward_is_never_unpacked() -> None:
     trace = record_module(lambda: named(fc=nn.Linear(4, 4, bias=False), unused=_Unused()), torch.randn(3, 4))
     assert _ops(trace, "forward") == ["mm", "sigmoid", "tanh", "sum"]
-    (row,) = [row for row in trace.saved if row.block == "unused:sigmoid"]
+    (row,) = [row for row in _timed(trace) if row.block == "unused:sigmoid"]
     assert row == _row("unused:sigmoid", 3 * 4 * 4, 1, None, 1)
 
 
@@ -151,7 +157,7 @@ def test_constants_of_the_host_and_of_the_model() -> None:
     assert _ops(trace, "backward")[:3] == ["ones_like", "mul", "mul"]  # k4 to k6: by the constant, by the host's number
     (created,) = [b.id for b in trace.blocks if b.host_write == "k1"]
     (lasting,) = [b.id for b in trace.blocks if b.persistent and b.kind is BlockKind.OTHER]
-    description = {row.block: row for row in trace.saved}
+    description = {row.block: row for row in _timed(trace)}
     assert description[created] == _row(created, 4, 0, 6, None)  # no kernel had touched it when it was saved
     assert description[lasting] == _row(lasting, 16, 1, 5, END)
     assert check_trace(trace) == []
@@ -207,7 +213,7 @@ def test_looking_changes_no_lifetime_and_nothing_else(monkeypatch: pytest.Monkey
         return record("resnet20", batch=2, repetitions=1, warmup=1, date="2026-01-01")
 
     looked = recorded()
-    monkeypatch.setattr("simgpu.recorder.session.note_saved", lambda *_, **__: [])
+    monkeypatch.setattr("simgpu.recorder.session.note_saved", lambda *_, **__: Saves())
     plain = recorded()
     assert looked.saved and not plain.saved
     assert (looked.blocks, looked.sparsity, looked.info) == (plain.blocks, plain.sparsity, plain.info)
@@ -218,7 +224,7 @@ def test_weights_statistics_and_random_numbers_are_left_as_they_were(monkeypatch
     def state(workload: Workload) -> list[torch.Tensor]:
         return [torch.get_rng_state(), *(value.clone() for value in workload.module.state_dict().values())]
 
-    def compared(name: str, workload: Workload, *more: Any) -> list[SavedNote]:
+    def compared(name: str, workload: Workload, *more: Any) -> Saves:
         before = state(workload)
         result = note_saved(name, workload, *more)
         assert all(torch.equal(one, two) for one, two in zip(before, state(workload), strict=True))
@@ -276,7 +282,53 @@ def test_saved_tensors_come_back_from_a_folder_and_grow_with_the_batch(tmp_path:
     doubled = at_batch(trace, 4)
     assert check_trace(doubled) == []
     again = record(SMALLER["gpt2-small"], batch=4, repetitions=1, warmup=1)
-    assert doubled.saved == again.saved
+    assert doubled.saved == tuple(replace(each, shape=None) for each in again.saved)
+    assert doubled.modules == again.modules == trace.modules
+
+
+def test_calls_of_modules_have_the_kernels_and_saved_tensors_inside_them() -> None:
+    shared = nn.Linear(4, 4)
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.act = shared, nn.Tanh()
+
+        def forward(self, x: torch.Tensor, *, plus: torch.Tensor) -> torch.Tensor:
+            return self.act(self.fc(self.act(self.fc(x)))) + plus
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.twice = nn.Linear(4, 4), Twice()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.twice(self.first(x), plus=x.exp())
+
+    trace = record_module(Model, torch.randn(3, 4))
+    # k0 first, k1 exp, k2 to k6 twice: fc, act, fc, act, add.
+    assert trace.modules == (
+        ModuleCall("first", None, "k0", 0, 1, ("input",)),
+        ModuleCall("twice", "k1", "k6", 1, 6, ("first:addmm", "Model:exp")),
+        ModuleCall("twice.fc", "k1", "k2", 1, 2, ("first:addmm",)),
+        ModuleCall("twice.act", "k2", "k3", 3, 1, ("twice.fc:addmm",)),
+        ModuleCall("twice.fc", "k3", "k4", 4, 2, ("twice.act:tanh",)),
+        ModuleCall("twice.act", "k4", "k5", 6, 1, ("twice.fc:addmm#2",)),
+    )
+    assert [row.layer for row in trace.saved] == [
+        "first",
+        *["twice.fc"] * 2,
+        "twice.act",
+        *["twice.fc"] * 2,
+        "twice.act",
+    ]
+
+
+def test_what_was_saved_is_freed_with_its_operator_of_backward() -> None:
+    trace = record_module(lambda: named(fc=nn.Linear(4, 4), act=nn.Tanh()), torch.randn(3, 4))
+    assert _ops(trace, "backward") == ["ones_like", "tanh_backward", "mm", "sum"]  # k3 to k6
+    freed = {row.block: row.freed_after for row in trace.saved}
+    assert freed == {"input": "k6", "act:tanh": "k4"}
 
 
 def test_without_a_device_saved_tensors_are_those_of_gpu_operators() -> None:

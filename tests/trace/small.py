@@ -17,6 +17,7 @@ from simgpu.trace.model import (
     BlockKind,
     CompressedSize,
     Kernel,
+    ModuleCall,
     Origin,
     OutputLife,
     Phase,
@@ -101,7 +102,9 @@ def traces(draw: st.DrawFn) -> Trace:
         b if b.persistent or b.host_write is not None or b.id in used else replace(b, persistent=True) for b in blocks
     ]
     saved = draw(_saved(kernels, blocks))
-    return Trace(draw(_infos()), tuple(kernels), tuple(blocks), *draw(_tables(kernel_ids, block_ids)), saved=saved)
+    modules = draw(_modules(kernels, blocks, len(saved)))
+    tables = draw(_tables(kernel_ids, block_ids))
+    return Trace(draw(_infos()), tuple(kernels), tuple(blocks), *tables, saved=saved, modules=modules)
 
 
 @st.composite
@@ -118,8 +121,26 @@ def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple
         dropped = draw(st.sampled_from([None, RELEASED_AT_END, *ids[max(after, 0) :]]))
         for _ in range(draw(st.integers(1, 2))):
             before = draw(st.sampled_from([None, *ids[after + 1 :]]))
-            saved.append(SavedTensor(name, draw(_COUNTS), ids[after] if after >= 0 else None, before, dropped))
+            first = max(after, 0 if before is None else ids.index(before) - 1, 0)
+            freed = draw(st.sampled_from([None, RELEASED_AT_END, *ids[first:]]))
+            shape = draw(_maybe(st.lists(_COUNTS, max_size=4).map(tuple)))
+            texts = draw(_maybe(_NAMES)), shape, draw(_maybe(_NAMES))
+            packed = ids[after] if after >= 0 else None
+            saved.append(SavedTensor(name, draw(_COUNTS), packed, before, dropped, freed, *texts))
     return tuple(saved)
+
+
+@st.composite
+def _modules(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block], saved: int) -> tuple[ModuleCall, ...]:
+    """Calls of modules in order."""
+    places = [None, *(kernel.id for kernel in kernels)]
+    calls = []
+    for _ in range(draw(st.integers(0, 3))):
+        after, until = sorted(draw(st.lists(st.integers(0, len(kernels)), min_size=2, max_size=2)))
+        first, stop = sorted(draw(st.lists(st.integers(0, saved), min_size=2, max_size=2)))
+        inputs = tuple(draw(st.lists(st.sampled_from([b.id for b in blocks]), unique=True))) if blocks else ()
+        calls.append(ModuleCall(draw(_NAMES), places[after], places[until], first, stop - first, inputs))
+    return tuple(calls)
 
 
 @st.composite

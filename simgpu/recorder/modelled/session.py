@@ -87,7 +87,7 @@ class ModelledSession:
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
-                saved = note_saved(
+                saves = note_saved(
                     self.name,
                     workload,
                     optimizer,
@@ -106,7 +106,7 @@ class ModelledSession:
         info = replace(
             info, notes=" ".join((f"{info.notes}{assumed_values(mode)}{autocasts.notes}", *assumed_loss(workload)))
         )
-        return assemble(info, kernels, blocks, [times], algorithms=choices, saved=saved)
+        return assemble(info, kernels, blocks, [times], algorithms=choices, saves=saves)
 
     def requests(self, loop: TrainingLoop) -> MemoryRequests:
         """Runs a training loop on fake tensors and returns its requests for memory."""

@@ -85,8 +85,8 @@ def _access(rescaler: Rescaler, access: Access, block: Block) -> Access:
 
 
 def _saved(rescaler: Rescaler, tensor: SavedTensor, block: Block) -> SavedTensor:
-    """The saved tensor at the same fraction of its block's bytes, which may exceed 1."""
-    return replace(tensor, bytes=scaled(tensor.bytes, rescaler.size(block), block.bytes))
+    """The saved tensor at the same fraction of its block's bytes, which may exceed 1; its shape is not known."""
+    return replace(tensor, bytes=scaled(tensor.bytes, rescaler.size(block), block.bytes), shape=None)
 
 
 @cache
