@@ -117,9 +117,9 @@ def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str
     """Converts counts of kernels run so far to ids of the last kernel before, or the next kernel after."""
     before = None if note.before is None or note.before == len(ids) else ids[note.before]
     dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
-    freed = RELEASED_AT_END if note.freed is None else ids[note.freed]
+    unused, freed = (RELEASED_AT_END if place is None else ids[place] for place in (note.unused, note.freed))
     after = ids[note.after - 1] if note.after else None
-    return SavedTensor(names[number], note.bytes, after, before, dropped, freed, note.layer, note.shape, note.dtype)
+    return SavedTensor(names[number], note.bytes, after, before, dropped, unused, freed, note.layer, note.shape, note.dtype)
 
 
 def _called(note: CallNote, names: Sequence[str], ids: Sequence[str]) -> ModuleCall:

@@ -88,6 +88,7 @@ class SavedNote:
     dropped: position of the kernel after which only autograd referenced the block; "end" if it is referenced until the
         iteration's end, None if this could not be observed.
     layer: the layer that saved it; shape, dtype: of the tensor itself.
+    unused: position of the kernel after which the operator of backward had dropped what it unpacked, None if not.
     freed: position of the kernel after which autograd freed it, None if it held it to the end.
     """
 
@@ -99,6 +100,7 @@ class SavedNote:
     dtype: str
     before: int | None = None
     dropped: int | Literal["end"] | None = None
+    unused: int | None = None
     freed: int | None = None
 
 

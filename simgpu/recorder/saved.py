@@ -1,4 +1,4 @@
-"""Records what autograd saves for backward, when backward reads and frees it, and when all other references are dropped.
+"""Records what autograd saves for backward, when it is read and freed, and when all other references are dropped.
 
 This runs forward and backward once more, with autograd saving copies. A block is then freed when its last other
 reference is dropped, which the ledger observes. Operators and kernel positions stay the same. Persistent tensors such
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
@@ -150,8 +151,7 @@ class SavedPass(StructurePass):
         note = packed.note
         if note is not None and note.before is None:
             note.before = len(self.kernels)
-        values = packed.copy.values
-        tensor: torch.Tensor = self._unwatched(lambda: values.as_strided(packed.size, packed.stride, packed.offset))
+        tensor: torch.Tensor = self._unwatched(lambda: self._unpacked(packed))
         return tensor
 
     def noted(self, numbers: Sequence[int]) -> Saves:
@@ -172,6 +172,10 @@ class SavedPass(StructurePass):
         )
         return Saves(tuple(tensors), tuple(calls))
 
+    def _dropped_by_operator(self, note: SavedNote) -> None:
+        if not self._is_finished:
+            note.unused = max(len(self.kernels) - 1, 0)
+
     def _freed(self, note: SavedNote) -> None:
         if not self._is_finished:
             note.freed = max(len(self.kernels) - 1, 0)
@@ -183,6 +187,15 @@ class SavedPass(StructurePass):
         if number in self._not_copied:
             return None
         return "end" if block.release is None else block.release
+
+    def _unpacked(self, packed: _Packed) -> torch.Tensor:
+        """A tensor in a storage of its own, so that it shows when the operator drops it."""
+        values = packed.copy.values
+        if packed.note is not None:
+            # A fake tensor has no memory to share, so a copy of it costs nothing.
+            values = values.clone() if isinstance(values, FakeTensor) else torch.from_dlpack(values)
+            weakref.finalize(values.untyped_storage(), self._dropped_by_operator, packed.note).atexit = False
+        return values.as_strided(packed.size, packed.stride, packed.offset)
 
     def _packed(self, tensor: torch.Tensor) -> _Packed:
         note, copy = None, _Copy(tensor.detach())

@@ -285,9 +285,9 @@ def _first_writes(trace: Trace) -> dict[str, int]:
 
 
 def _check_saved_kernels(row: Row, position: dict[str, int]) -> None:
-    for column in ("packed_after", "unpacked_before", "released_after", "freed_after"):
+    for column in ("packed_after", "unpacked_before", "released_after", "unused_after", "freed_after"):
         name = getattr(row.values, column)
-        may_be_end = column in ("released_after", "freed_after")
+        may_be_end = column not in ("packed_after", "unpacked_before")
         if name is not None and name not in position and not (may_be_end and name == RELEASED_AT_END):
             remedy = "name a kernel that has a row in kernels" + (f", or '{RELEASED_AT_END}'" if may_be_end else "")
             row.add(column, f"'{name}' is not a kernel of this trace", remedy)
@@ -310,7 +310,9 @@ def _check_saved_order(row: Row, position: dict[str, int], written: int) -> None
     if dropped is not None and dropped < after:
         what = f"it is dropped at kernel '{tensor.released_after}', and saved later, after '{tensor.packed_after}'"
         row.add("released_after", what, "name the kernel after whose end only autograd held the block")
-    freed = position.get(tensor.freed_after or "")
-    if freed is not None and freed < max(after, -1 if before is None else before - 1):
-        what = f"autograd frees it at kernel '{tensor.freed_after}', and uses it later"
-        row.add("freed_after", what, "name the kernel after whose end autograd freed it")
+    earliest = max(after, -1 if before is None else before - 1)
+    for column in ("unused_after", "freed_after"):
+        ended = position.get(getattr(tensor, column) or "")
+        if ended is not None and ended < earliest:
+            what = f"autograd drops it at kernel '{getattr(tensor, column)}', and saves or unpacks it later"
+            row.add(column, what, "name the kernel after whose end autograd dropped it")

@@ -293,6 +293,7 @@ SAVED: Table[SavedTensor] = Table(
         text_column("packed_after", blank=None),
         text_column("unpacked_before", blank=None),
         text_column("released_after", blank=None),
+        replace(text_column("unused_after", blank=None), omitted_if_blank=True),
         replace(text_column("freed_after", blank=None), omitted_if_blank=True),
         replace(text_column("layer", blank=None), omitted_if_blank=True),
         replace(_shape("shape"), omitted_if_blank=True),

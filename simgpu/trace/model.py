@@ -197,7 +197,8 @@ class SavedTensor:
     packed_after: the kernel that ran last before it was saved, None for none. unpacked_before: the kernel that ran
     first after backward unpacked it, None if backward never did. released_after: the kernel after whose end only
     autograd held the block, `RELEASED_AT_END` if others held it to the end; None where that was not recorded.
-    freed_after: the kernel after whose end autograd freed what it had saved, `RELEASED_AT_END` if it held it to the
+    unused_after: the kernel after whose end the operator of backward had dropped what it unpacked. freed_after: the
+    kernel after whose end autograd freed what it had saved, which may be later; `RELEASED_AT_END` if it held it to the
     end. layer: the layer that saved it. shape, dtype: of the tensor itself. All None where not recorded.
     """
 
@@ -206,6 +207,7 @@ class SavedTensor:
     packed_after: str | None = None
     unpacked_before: str | None = None
     released_after: str | None = None
+    unused_after: str | None = None
     freed_after: str | None = None
     layer: str | None = None
     shape: tuple[int, ...] | None = None
@@ -216,9 +218,9 @@ class SavedTensor:
 class ModuleCall:
     """One call of a module in forward; rows are in the order of the calls, a module before those inside it.
 
-    module: its path. after: the kernel that ran last before the call, None for none. until: the kernel that had run last
-    when it returned. saved_before: how many of the trace's saved tensors had been saved before the call. saved: how
-    many were saved inside it. inputs: the blocks of the tensors that it was given.
+    module: its path. after: the kernel that ran last before the call, None for none. until: the kernel that had run
+    last when it returned. saved_before: how many of the trace's saved tensors had been saved before the call. saved:
+    how many were saved inside it. inputs: the blocks of the tensors that it was given.
     """
 
     module: str
