@@ -17,9 +17,11 @@ The result has the tensors that are saved outside of regions, and the inputs of 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from simgpu.plans.regions import Region, Steps, Unsaved
@@ -127,7 +129,7 @@ class _Planning:
         return self._ended(tensor.freed)
 
     def _unused(self, tensor: Unsaved) -> int:
-        """Where a tensor saved in a region is dropped: behind its operator, or with autograd's graph if none reads it."""
+        """Where a tensor saved in a region is dropped: by its operator of backward, else with autograd's graph."""
         return self._ended(tensor.freed if tensor.before is None else tensor.unused)
 
     def _region_ends(self, r: int) -> int:
@@ -274,22 +276,30 @@ class _Planning:
         first = None
         if start is not None:
             first = self.ids[self.position[Entry(self.reruns[r][0], r) if self.reruns[r] else Entry(start, None)]]
-        for b in region.inputs:
-            block = self.steps.trace.blocks[b]
+        for b, (dtype, shape) in zip(region.inputs, region.types, strict=True):
             yield SavedTensor(
-                block.id,
-                block.bytes,
-                after,
-                first,
-                self._dropped_id(b, dropped),
-                None,
-                self._end_id(self._region_ends(r)),
-                region.module,
-                block.shape,
-                block.dtype,
+                self.steps.trace.blocks[b].id,
+                prod(shape) * _itemsize(dtype),
+                packed_after=after,
+                unpacked_before=first,
+                released_after=self._dropped_id(b, dropped),
+                freed_after=self._end_id(self._region_ends(r)),
+                layer=region.module,
+                shape=shape,
+                dtype=dtype,
             )
 
     def _dropped_id(self, b: int, dropped: Sequence[int]) -> str:
         if self.steps.trace.blocks[b].persistent:
             return RELEASED_AT_END
         return self._end_id(self._ended(dropped[b]))
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of a value; formats are named by their bits, except truth values.
+
+    >>> _itemsize("bfloat16"), _itemsize("bool")
+    (2, 1)
+    """
+    bits = re.search(r"[0-9]+", dtype)
+    return int(bits.group()) // 8 if bits else 1

@@ -15,8 +15,8 @@ class Region(NamedTuple):
     """One call of a module.
 
     module: its path. call: how many calls of it came before. first, stop: its kernels, positions from `first` up to
-    `stop`. saved_first, saved_stop: the tensors saved inside it, positions in the trace's list. inputs: positions of
-    the blocks of the tensors it was given.
+    `stop`. saved_first, saved_stop: the tensors saved inside it, positions in the trace's list. inputs: for each tensor
+    that it was given, the position of its block; types: its number format and shape.
     """
 
     module: str
@@ -26,6 +26,7 @@ class Region(NamedTuple):
     saved_first: int
     saved_stop: int
     inputs: tuple[int, ...]
+    types: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class Unsaved(NamedTuple):
@@ -134,7 +135,10 @@ class Steps:
             first, stop = (0 if name is None else self.kernel[name] + 1 for name in (each.after, each.until))
             inputs = tuple(self.block[name] for name in each.inputs)
             stops = each.saved_before + each.saved
-            result.append(Region(each.module, calls[each.module], first, stop, each.saved_before, stops, inputs))
+            start = each.saved_before
+            call = calls[each.module]
+            types = tuple(map(_type, each.input_types))
+            result.append(Region(each.module, call, first, stop, start, stops, inputs, types))
             calls[each.module] += 1
         return tuple(result)
 
@@ -152,7 +156,9 @@ class Steps:
         if region.saved_stop == region.saved_first:
             return "saves nothing"
         again, inputs = self.rerun_range(region), set(region.inputs)
-        start = min((s.before for s in self.saved[region.saved_first : region.saved_stop] if s.before is not None), default=None)
+        start = min(
+            (s.before for s in self.saved[region.saved_first : region.saved_stop] if s.before is not None), default=None
+        )
         if start is None:
             return "saves nothing that backward reads"
         for k in inside:
@@ -188,10 +194,15 @@ class Steps:
 def disjoint(regions: Collection[Region]) -> bool:
     """Whether no region overlaps with another.
 
-    >>> one, two = Region("a", 0, 0, 4, 0, 2, ()), Region("a.b", 0, 1, 2, 0, 1, ())
+    >>> one, two = Region("a", 0, 0, 4, 0, 2, (), ()), Region("a.b", 0, 1, 2, 0, 1, (), ())
     >>> disjoint([one]), disjoint([one, two])
     (True, False)
     """
     ordered = sorted(regions)
     ordered.sort(key=lambda each: (each.first, each.stop))
     return all(one.stop <= two.first for one, two in zip(ordered, ordered[1:], strict=False))
+
+
+def _type(text: str) -> tuple[str, tuple[int, ...]]:
+    dtype, _, shape = text.partition(":")
+    return dtype, () if shape == "scalar" else tuple(map(int, shape.split("x")))

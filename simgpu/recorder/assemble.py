@@ -119,13 +119,15 @@ def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str
     dropped = RELEASED_AT_END if note.dropped == "end" else None if note.dropped is None else ids[note.dropped]
     unused, freed = (RELEASED_AT_END if place is None else ids[place] for place in (note.unused, note.freed))
     after = ids[note.after - 1] if note.after else None
-    return SavedTensor(names[number], note.bytes, after, before, dropped, unused, freed, note.layer, note.shape, note.dtype)
+    return SavedTensor(
+        names[number], note.bytes, after, before, dropped, unused, freed, note.layer, note.shape, note.dtype
+    )
 
 
 def _called(note: CallNote, names: Sequence[str], ids: Sequence[str]) -> ModuleCall:
     after, until = (ids[count - 1] if count else None for count in (note.after, note.until))
     inputs = tuple(names[number] for number in note.inputs)
-    return ModuleCall(note.module, after, until, note.first, note.stop - note.first, inputs)
+    return ModuleCall(note.module, after, until, note.first, note.stop - note.first, inputs, note.types)
 
 
 def spread(times: Sequence[int]) -> int | None:

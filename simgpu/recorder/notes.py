@@ -110,12 +110,14 @@ class CallNote:
 
     module: its path. after, until: number of kernels that had run when it began and when it returned. first, stop:
     number of saved tensors then, positions in their list. inputs: numbers of the blocks of the tensors it was given.
+    types: as `simgpu.trace.model.tensor_type`, of each of these tensors.
     """
 
     module: str
     after: int
     first: int
     inputs: tuple[int, ...]
+    types: tuple[str, ...]
     until: int = 0
     stop: int = 0
 

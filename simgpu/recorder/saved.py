@@ -26,7 +26,7 @@ from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
-from simgpu.trace.model import Phase
+from simgpu.trace.model import Phase, tensor_type
 
 #: With hooks installed, PyTorch calls this on the tensors it unpacks; it creates a view, so it is no kernel.
 _DETACH = "aten.detach.default"
@@ -127,10 +127,11 @@ class SavedPass(StructurePass):
         if self._phase is not Phase.FORWARD or self._tracker.is_outermost:
             self._open.append(None)
             return
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        found = (self._ledger.find(tensor) for tensor in tensors if self._ledger.holds_memory(tensor))
-        inputs = tuple(dict.fromkeys(number for number in found if number is not None))
-        self._calls.append(CallNote(layer, len(self.kernels), len(self._saved), inputs))
+        leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        given = [(self._ledger.find(each), each) for each in leaves.values() if self._ledger.holds_memory(each)]
+        known = [(number, tensor_type(_dtype(each), each.shape)) for number, each in given if number is not None]
+        inputs, types = tuple(number for number, _ in known), tuple(text for _, text in known)
+        self._calls.append(CallNote(layer, len(self.kernels), len(self._saved), inputs, types))
         self._open.append(self._calls[-1])
 
     def returned(self, layer: str) -> None:
@@ -211,9 +212,8 @@ class SavedPass(StructurePass):
         return _Packed(note, copy, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     def _note_of(self, tensor: torch.Tensor, number: int | None) -> SavedNote:
-        size, dtype = tensor.numel() * tensor.element_size(), str(tensor.dtype).removeprefix("torch.")
-        layer = self._tracker.running or LOSS
-        return SavedNote(number, size, len(self.kernels), layer, tuple(tensor.shape), dtype)
+        size, layer = tensor.numel() * tensor.element_size(), self._tracker.running or LOSS
+        return SavedNote(number, size, len(self.kernels), layer, tuple(tensor.shape), _dtype(tensor))
 
     def _copy_of(self, number: int, tensor: torch.Tensor) -> _Copy:
         """Returns a copy of the tensor's storage; tensors saved of the same block share it while it is referenced."""
@@ -231,3 +231,7 @@ class SavedPass(StructurePass):
                 return work()
         finally:
             self._is_copying = previous
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -89,7 +89,9 @@ def _scratch(device: torch.device) -> torch.Tensor:
 
 
 @contextmanager
-def regions_applied(model: nn.Module, regions: Mapping[tuple[str, int], Kept], calls: Mapping[str, int]) -> Iterator[None]:
+def regions_applied(
+    model: nn.Module, regions: Mapping[tuple[str, int], Kept], calls: Mapping[str, int]
+) -> Iterator[None]:
     """Checkpoints calls of modules inside the context.
 
     regions: what each call keeps, by the path of its module and the number of its earlier calls in a step. calls: by

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from simgpu.errors import Problem
 from simgpu.garbage import no_collection
-from simgpu.trace.check_order import check_modules, check_order, check_saved
+from simgpu.trace.check_order import check_order
 from simgpu.trace.entries import entries_of
 from simgpu.trace.model import (
     RELEASED_AT_END,
@@ -59,8 +59,11 @@ def check_trace(trace: Trace, at: Place | None = None) -> list[Problem]:
     _check_blocks(trace, problems)
     _check_tables(trace, problems)
     accesses = check_order(trace, problems)
-    check_saved(trace, problems)
-    check_modules(trace, problems)
+    if trace.saved or trace.modules:
+        from simgpu.trace.check_saved import check_modules, check_saved
+
+        check_saved(trace, problems)
+        check_modules(trace, problems)
     if not problems.problems and cannot_change(trace):
         _VALID[id(trace)] = trace
         if accesses is not None:

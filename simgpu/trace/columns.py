@@ -311,5 +311,6 @@ MODULES: Table[ModuleCall] = Table(
         number_column("saved_before", "tensors"),
         number_column("saved", "tensors"),
         ids_column("inputs"),
+        ids_column("input_types"),
     ),
 )

@@ -122,11 +122,11 @@ def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple
         for _ in range(draw(st.integers(1, 2))):
             before = draw(st.sampled_from([None, *ids[after + 1 :]]))
             first = max(after, 0 if before is None else ids.index(before) - 1, 0)
-            freed = draw(st.sampled_from([None, RELEASED_AT_END, *ids[first:]]))
+            unused, freed = (draw(st.sampled_from([None, RELEASED_AT_END, *ids[first:]])) for _ in range(2))
             shape = draw(_maybe(st.lists(_COUNTS, max_size=4).map(tuple)))
             texts = draw(_maybe(_NAMES)), shape, draw(_maybe(_NAMES))
             packed = ids[after] if after >= 0 else None
-            saved.append(SavedTensor(name, draw(_COUNTS), packed, before, dropped, freed, *texts))
+            saved.append(SavedTensor(name, draw(_COUNTS), packed, before, dropped, unused, freed, *texts))
     return tuple(saved)
 
 
@@ -139,7 +139,8 @@ def _modules(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block], saved:
         after, until = sorted(draw(st.lists(st.integers(0, len(kernels)), min_size=2, max_size=2)))
         first, stop = sorted(draw(st.lists(st.integers(0, saved), min_size=2, max_size=2)))
         inputs = tuple(draw(st.lists(st.sampled_from([b.id for b in blocks]), unique=True))) if blocks else ()
-        calls.append(ModuleCall(draw(_NAMES), places[after], places[until], first, stop - first, inputs))
+        types = ("float32:2x3",) * len(inputs)
+        calls.append(ModuleCall(draw(_NAMES), places[after], places[until], first, stop - first, inputs, types))
     return tuple(calls)
 
 

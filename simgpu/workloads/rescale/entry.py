@@ -73,6 +73,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         compressibility=compressibility,
         accesses=tuple(_access(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
         saved=tuple(_saved(rescaler, tensor, trace.block_by_id[tensor.block]) for tensor in trace.saved),
+        modules=tuple(replace(call, input_types=()) for call in trace.modules),
     )
 
 
