@@ -76,7 +76,7 @@ class _Planning:
         self.region_of = {
             n: r for r, each in enumerate(regions) for n in range(each.region.saved_first, each.region.saved_stop)
         }
-        self.starts = [self._start(each.region) for each in regions]
+        self.starts = [steps.rerun_before(each.region) for each in regions]
         self.reruns = [
             [] if start is None else [k for k in steps.rerun_range(each.region) if k not in each.keeps]
             for each, start in zip(regions, self.starts, strict=True)
@@ -85,11 +85,6 @@ class _Planning:
         self.position = {entry: place for place, entry in enumerate(self.order)}
         self.ids = [self._kernel_id(entry) for entry in self.order]
         self.made_again = [self._made_again(r) for r in range(len(regions))]
-
-    def _start(self, region: Region) -> int | None:
-        """The kernel before which backward first reads a tensor saved in the region."""
-        tensors = self.steps.saved[region.saved_first : region.saved_stop]
-        return min((each.before for each in tensors if each.before is not None), default=None)
 
     def _order(self) -> Iterator[Entry]:
         at: defaultdict[int, list[int]] = defaultdict(list)

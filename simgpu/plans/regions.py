@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Phase, Trace
@@ -148,6 +149,11 @@ class Steps:
         last = max((each.after for each in tensors), default=region.first - 1)
         return range(region.first, max(min(last + 1, region.stop), region.first))
 
+    def rerun_before(self, region: Region) -> int | None:
+        """The kernel before which a region runs again, where backward first reads a tensor saved inside it."""
+        tensors = self.saved[region.saved_first : region.saved_stop]
+        return min((each.before for each in tensors if each.before is not None), default=None)
+
     def why_not(self, region: Region) -> str:
         """Why `torch.utils.checkpoint` cannot run a region again with the same values, or the model cannot tell."""
         inside, own = range(region.first, region.stop), self.births
@@ -156,9 +162,7 @@ class Steps:
         if region.saved_stop == region.saved_first:
             return "saves nothing"
         again, inputs = self.rerun_range(region), set(region.inputs)
-        start = min(
-            (s.before for s in self.saved[region.saved_first : region.saved_stop] if s.before is not None), default=None
-        )
+        start = self.rerun_before(region)
         if start is None:
             return "saves nothing that backward reads"
         for k in inside:
@@ -198,9 +202,8 @@ def disjoint(regions: Collection[Region]) -> bool:
     >>> disjoint([one]), disjoint([one, two])
     (True, False)
     """
-    ordered = sorted(regions)
-    ordered.sort(key=lambda each: (each.first, each.stop))
-    return all(one.stop <= two.first for one, two in zip(ordered, ordered[1:], strict=False))
+    ordered = sorted((each.first, each.stop) for each in regions)
+    return all(one[1] <= two[0] for one, two in pairwise(ordered))
 
 
 def _type(text: str) -> tuple[str, tuple[int, ...]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 #: A factory: batch -> (module, inputs, labels, loss).
 Factory = Callable[[int], tuple[Any, ...]]
@@ -43,10 +43,10 @@ class Residual(nn.Module):
         self.gate = nn.Sequential(nn.Linear(after, 4), nn.ReLU(), nn.Linear(4, after)) if squeeze else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        y = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         if self.gate is not None:
             y = y * self.gate(y.mean((2, 3))).sigmoid()[:, :, None, None]
-        return F.relu(y + self.shortcut(x))
+        return functional.relu(y + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -114,7 +114,7 @@ class Mobile(nn.Module):
         self.fc = nn.Linear(8, _CLASSES)
 
     def forward(self, x: torch.Tensor) -> Any:
-        x = F.hardswish(self.stem(x))
+        x = functional.hardswish(self.stem(x))
         for block in self.blocks:
             x = x + block(x)
         return self.fc(x.mean((2, 3)))
@@ -158,8 +158,8 @@ class UNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         one = self.down1(x)
-        two = self.down2(F.max_pool2d(one, 2))
-        x = self.up2(self.bottom(F.max_pool2d(two, 2)))
+        two = self.down2(functional.max_pool2d(one, 2))
+        x = self.up2(self.bottom(functional.max_pool2d(two, 2)))
         x = self.up1(self.join2(torch.cat((two, x), 1)))
         return self.out(self.join1(torch.cat((one, x), 1)))
 
@@ -181,7 +181,7 @@ class Attention(nn.Module):
         if self.groups < 4:
             k, v = (each.repeat_interleave(4 // self.groups, 1) for each in (k, v))
         if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
             scores = q @ k.transpose(-1, -2) / 8**0.5
             if self.bias is not None:
@@ -189,7 +189,7 @@ class Attention(nn.Module):
                 scores = scores + self.bias(steps.clamp(-4, 3) + 4).permute(2, 0, 1)
             if self.causal:
                 scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-            y = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
+            y = functional.dropout(scores.softmax(-1), 0.1, self.training) @ v
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -252,7 +252,7 @@ class Gated(nn.Module):
         self.down = nn.Linear(64, _WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Llama(nn.Module):
