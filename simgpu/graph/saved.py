@@ -21,7 +21,9 @@ class Saved(NamedTuple):
 
     bytes: of the tensor, which may differ from those of its block. after: the kernel that ran last before it was saved,
     -1 for none. before: the kernel that ran first after backward took it back. dropped: the kernel after whose end
-    nobody but autograd holds the block; None where somebody does to the iteration's end, as for every weight.
+    nobody but autograd holds the block; None where somebody does to the iteration's end, as for every weight. unused:
+    the kernel after whose end the operator of backward had dropped what it took back. freed: the kernel after whose end
+    autograd freed what it had saved. Both None where that was not recorded.
     """
 
     block: int
@@ -29,6 +31,8 @@ class Saved(NamedTuple):
     after: int
     before: int
     dropped: int | None
+    unused: int | None = None
+    freed: int | None = None
 
 
 class SavedTensors(NamedTuple):
@@ -65,7 +69,9 @@ def saved_tensors(graph: TaskGraph) -> SavedTensors:
         after = -1 if each.packed_after is None else number[each.packed_after]
         # A tensor that the host initializes for a kernel cannot be offloaded before that.
         after = max(after, graph.births[block] or 0) if graph.blocks[block].host_write is not None else after
-        saved.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped))
+        names = (each.unused_after, each.freed_after)
+        ends = (None if name is None else number.get(name, len(graph.kernels) - 1) for name in names)
+        saved.append(Saved(block, each.bytes, after, number[each.unpacked_before], dropped, *ends))
     return SavedTensors(tuple(saved), recorded=True)
 
 
@@ -98,10 +104,10 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
 
 
 def backward_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:
-    """For each saved tensor, the last kernel of the backward operator that took it back.
+    """For each saved tensor, the kernel after whose end the backward operator that took it back drops it.
 
-    An operator takes back all of its saved tensors at once and holds them while it runs. Its last known kernel is the
-    last one that reads any of them.
+    An operator takes back all of its saved tensors at once and holds them while it runs. Where it was not recorded when
+    it drops them, that is after the last kernel that reads any of them.
 
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
@@ -111,7 +117,20 @@ def backward_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]
     last: dict[int, int] = {}
     for tensor, kernels in zip(tensors, readers(graph, tensors), strict=True):
         last[tensor.before] = max(last.get(tensor.before, tensor.before), *kernels[-1:], -1)
-    return tuple(last[tensor.before] for tensor in tensors)
+    return tuple(last[tensor.before] if tensor.unused is None else tensor.unused for tensor in tensors)
+
+
+def autograd_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:
+    """For each saved tensor, the kernel after whose end autograd frees it, which may be after `backward_ends`: it first
+    sums the operator's gradients to the shapes of its inputs.
+
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
+    >>> autograd_ends(graph, saved_tensors(graph).tensors)
+    (3, 2, 2)
+    """
+    ends = backward_ends(graph, tensors)
+    return tuple(end if each.freed is None else each.freed for each, end in zip(tensors, ends, strict=True))
 
 
 def _version_after(graph: TaskGraph, b: int, k: int) -> int:

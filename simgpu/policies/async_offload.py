@@ -21,7 +21,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from simgpu.errors import InputError, Problem
-from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
+from simgpu.graph.saved import Saved, autograd_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
@@ -52,7 +52,7 @@ class AsyncOffload(Policy):
         saved = saved_tensors(graph)
         blocks = _offloaded_blocks(graph, saved.tensors, self.min_bytes)
         until: dict[int, int] = {}
-        for tensor, end in zip(saved.tensors, backward_ends(graph, saved.tensors), strict=True):
+        for tensor, end in zip(saved.tensors, autograd_ends(graph, saved.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
         fetched = _fetch_order(blocks, saved.tensors)
         offload = _Offload(graph, blocks, until, _stash_evictions(blocks, self.stash), fetched, self.prefetch)

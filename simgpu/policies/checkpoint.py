@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.saved import Saved, backward_ends, saved_tensors
+from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensors
 from simgpu.graph.sections import (
     NUMBERED,
     Region,
@@ -86,8 +86,11 @@ class Checkpoint(Policy):
         graph, transforms = repeated.apply(graph), (*transforms, repeated)
         saved = saved_inside(graph, regions, section_of, autograd_saved.tensors)
         parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        until = dict(zip(autograd_saved.tensors, backward_ends(graph, autograd_saved.tensors), strict=True))
-        writing = _Checkpointing(graph, parts, until)
+        tensors = autograd_saved.tensors
+        unused, freed = (
+            dict(zip(tensors, ends(graph, tensors), strict=True)) for ends in (backward_ends, autograd_ends)
+        )
+        writing = _Checkpointing(graph, parts, unused, freed)
         writing.write()
         notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
@@ -148,12 +151,13 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
 
 @dataclass
 class _Checkpointing:
-    """Writes the iteration. parts: the regions and the tensors saved inside each. until: the last kernel of backward
-    that needs each saved tensor."""
+    """Writes the iteration. parts: the regions and the tensors saved inside each. unused, freed: for each saved tensor
+    the kernel of backward after which its operator drops it, and after which autograd frees it."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
-    until: dict[Saved, int]
+    unused: dict[Saved, int]
+    freed: dict[Saved, int]
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
@@ -203,7 +207,7 @@ class _Checkpointing:
         graph = self.graph
         until: dict[int, int] = {}
         for region, saved in self.parts:
-            end = max(self.until[tensor] for tensor in saved)
+            end = max(self.freed[tensor] for tensor in saved)
             for k in range(region.first, region.stop):
                 for b in graph.reads[k]:
                     birth = graph.births[b]
@@ -251,7 +255,7 @@ class _Checkpointing:
         graph = self.graph
         done: dict[int, int] = {}
         for tensor in self.saved[region]:
-            done[tensor.block] = max(done.get(tensor.block, 0), self.until[tensor])
+            done[tensor.block] = max(done.get(tensor.block, 0), self.unused[tensor])
         used: dict[int, int] = {}
         for place, (k, makes) in enumerate(rerun.runs):
             for b in (*makes, *graph.reads[k]):

@@ -16,11 +16,11 @@ import torch
 from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.torch.storages import StorageSet
 from simgpu.validation.devices import Device, open_device
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent
 from simgpu.validation.devices.cuda import SpinRate, calibrate
-from simgpu.validation.devices.storages import StorageSet
 from simgpu.validation.measured import MeasuredKind
 from tests.recorder.live_bytes import live_bytes
 from tests.validation.managed_workloads import BLOCKS, optimizer_of, workload_of

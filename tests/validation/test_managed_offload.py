@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 from simgpu.recorder.workload import Workload
+from simgpu.torch.offload import AsyncOffload, Block
+from simgpu.torch.transfers import Tally
 from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.devices.cpu_streams import CpuEvent, WorkerThread
-from simgpu.validation.managed.async_offload import AsyncOffload, Block
+from simgpu.validation.managed.by_size import BySize
 from simgpu.validation.managed.methods import managed
-from simgpu.validation.managed.transfers import Tally
 from simgpu.validation.measured import Method
 from tests.validation.managed_workloads import chain_of, input_optimizer, one_thread, optimizer_of, workload_of
 
@@ -178,7 +179,7 @@ def test_an_unreferenced_block_is_released_after_its_copy(slow: SlowCopies, monk
 
     monkeypatch.setattr(Block, "start_offload", watched_offload)
     batch = torch.rand(8, 8)
-    offload = AsyncOffload(slow, Tally(), prefetch=1, stash=9, min_bytes=0)
+    offload = AsyncOffload(slow, Tally(), BySize(slow.torch_device, 0), prefetch=1, stash=9)
     module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
     with offload.step():
         result = module(batch)
@@ -221,7 +222,10 @@ def test_a_gradient_taken_within_forward_may_be_differentiated_again(slow: SlowC
 @pytest.mark.parametrize("stash", [0, 9])
 def test_backward_may_run_twice_through_a_retained_graph(slow: SlowCopies, stash: int) -> None:
     module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
-    batch, offload = torch.rand(8, 8), AsyncOffload(slow, Tally(), prefetch=1, stash=stash, min_bytes=0)
+    batch, offload = (
+        torch.rand(8, 8),
+        AsyncOffload(slow, Tally(), BySize(slow.torch_device, 0), prefetch=1, stash=stash),
+    )
     module(batch).sum().backward()
     once = module.weight.grad.clone()
     module.weight.grad = None
@@ -234,7 +238,8 @@ def test_backward_may_run_twice_through_a_retained_graph(slow: SlowCopies, stash
 
 def test_backward_may_run_in_another_thread_as_it_does_on_a_gpu(slow: SlowCopies) -> None:
     module = Calls(lambda x, w: (x @ w).sigmoid().exp().sin())
-    batch, offload = torch.rand(8, 8), AsyncOffload(slow, Tally(), prefetch=1, stash=1, min_bytes=0)
+    choice, batch = BySize(slow.torch_device, 0), torch.rand(8, 8)
+    offload = AsyncOffload(slow, Tally(), choice, prefetch=1, stash=1)
     module(batch).sum().backward()
     expected, module.weight.grad = module.weight.grad, None
     with offload.step():

@@ -53,9 +53,9 @@ def releases_after_offload(
     for tensor, kernels in zip(tensors, read, strict=True):
         copy_readers[tensor.block].update(kernels)
     until: dict[int, int] = {}
-    for b, _, after, _, dropped in tensors:
-        if dropped is not None:
-            until[b] = max(until.get(b, 0), after, dropped)
+    for each in tensors:
+        if each.dropped is not None:
+            until[each.block] = max(until.get(each.block, 0), each.after, each.dropped)
     for b, earliest in until.items():
         releases[b] = max((k for k in graph.uses[b] if k not in copy_readers[b]), default=earliest)
         releases[b] = max(releases[b] or 0, earliest)

@@ -18,9 +18,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from simgpu.recorder.environment import device_name
+from simgpu.torch.storages import StorageSet, living_storages
 from simgpu.validation.devices.cpu_streams import BusyLoop, CallingThread, WorkerThread
 from simgpu.validation.devices.device import CopySpan, DeviceFacts, Peak, Stream
-from simgpu.validation.devices.storages import StorageSet, living_storages
 from simgpu.validation.measured import MeasuredKind
 
 

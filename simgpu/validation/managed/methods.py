@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.workload import Workload
+from simgpu.torch.offload import AsyncOffload
+from simgpu.torch.transfers import Copied, Tally
 from simgpu.validation.devices import Device
-from simgpu.validation.managed.async_offload import AsyncOffload
+from simgpu.validation.managed.by_size import BySize
 from simgpu.validation.managed.save_on_cpu import save_on_cpu_hooks
-from simgpu.validation.managed.transfers import Copied, Tally
 from simgpu.validation.measured import Method
 
 #: The settings of each method, named as its counterpart's parameters.
@@ -70,7 +71,9 @@ def managed(method: Method, workload: Workload, device: Device, settings: Mappin
     elif method is Method.SAVE_ON_CPU:
         yield Managed(workload, tally, save_on_cpu_hooks(device, tally))
     elif method is Method.ASYNC_OFFLOAD:
-        yield Managed(workload, tally, AsyncOffload(device, tally, **settings).step)
+        choice = BySize(device.torch_device, settings["min_bytes"])
+        prefetch, stash = settings["prefetch"], settings["stash"]
+        yield Managed(workload, tally, AsyncOffload(device, tally, choice, prefetch=prefetch, stash=stash).step)
         device.synchronize()
     else:
         yield Managed(workload, tally, nullcontext)

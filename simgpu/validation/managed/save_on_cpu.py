@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from simgpu.torch.transfers import HostBuffer, HostBuffers, Tally
 from simgpu.validation.devices import Device
-from simgpu.validation.managed.transfers import HostBuffer, HostBuffers, Tally
 
 #: Long enough to see whether the host waits for a busy device.
 _BUSY_NS = 50_000_000

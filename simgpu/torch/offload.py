@@ -1,5 +1,7 @@
 """Asynchronous offload: saved blocks are offloaded on one stream and prefetched on another before their use.
 
+`simgpu.policies.async_offload` is its counterpart in a simulation, and says what is copied and freed when.
+
 A block is one storage, shared by all saved tensors in it. All memory is allocated in compute-stream order, and compute
 waits for a block's copies before the block is released. So no copy accesses memory that was allocated again, and the
 allocator need not know the copy streams (``record_stream``).
@@ -13,14 +15,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from simgpu.validation.devices import Device, Event, Stream
-from simgpu.validation.devices.storages import StorageSet, living_storages, storage_of
-from simgpu.validation.managed.transfers import HostBuffers, Tally
+from simgpu.torch.copies import CopyDevice, CopyStream, Event
+from simgpu.torch.storages import storage_of
+from simgpu.torch.transfers import HostBuffers, Tally
 
 
 class Saved(NamedTuple):
@@ -33,45 +35,55 @@ class Saved(NamedTuple):
     stride: tuple[int, ...]
 
 
-class AsyncOffload:
-    """Offloads the tensors that autograd saves in a step.
+class Choice(Protocol):
+    """Which saved tensors are offloaded."""
 
-    Not offloaded: storages from before the step (weights, buffers, the batch), storages under `min_bytes`, and tensors
-    that are not plain device memory (host, sparse, subclassed, lazily conjugated or negated tensors).
+    def begin(self) -> None:
+        """Called before a step."""
+
+    def chooses(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is offloaded; called for every tensor that autograd saves, in order."""
+
+    def end(self) -> None:
+        """Called after a step."""
+
+
+class AsyncOffload:
+    """Offloads some of the tensors that autograd saves in a step.
+
+    Never offloaded are tensors that are not plain device memory (host, sparse, subclassed, lazily conjugated or negated
+    tensors).
 
     prefetch: number of blocks fetched along with the one that backward needs, in reverse order of saving.
     stash: number of blocks being offloaded that may still hold device memory.
     """
 
-    def __init__(self, device: Device, tally: Tally, *, prefetch: int, stash: int, min_bytes: int) -> None:
+    def __init__(self, device: CopyDevice, tally: Tally, choice: Choice, *, prefetch: int, stash: int) -> None:
         self._device = device
         self._tally = tally
+        self._choice = choice
         self._prefetch = prefetch
         self._stash = stash
-        self._min_bytes = max(1, min_bytes)
         self._out = device.new_stream("d2h")
         self._in = device.new_stream("h2d")
         self._buffers = HostBuffers(device)
-        self._persistent = living_storages(device.torch_device)
         self._saved: list[weakref.ref[Block]] = []
         self._by_storage: dict[int, weakref.ref[Block]] = {}
         self._offloading: list[weakref.ref[Block]] = []
-        self._storages = StorageSet()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Offloads what autograd saves inside the context."""
+        self._choice.begin()
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
-            # Storages that outlive the step are persistent, such as a table that a module fills in its first forward.
-            for storage in self._storages:
-                self._persistent.add(storage)
-            self._saved, self._by_storage, self._offloading, self._storages = [], {}, [], StorageSet()
+            self._choice.end()
+            self._saved, self._by_storage, self._offloading = [], {}, []
 
     def _pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
-        storage = self._offloadable(tensor)
+        storage = self._offloadable(tensor) if self._choice.chooses(tensor) else None
         if storage is None:
             return tensor
         block = self._block_of(tensor, storage)
@@ -91,9 +103,7 @@ class AsyncOffload:
         if tensor.device != self._device.torch_device or tensor.is_conj() or tensor.is_neg():
             return None
         storage = storage_of(tensor)
-        if storage is None or storage.nbytes() < self._min_bytes:
-            return None
-        return None if self._device.is_host(tensor) or storage in self._persistent else storage
+        return None if storage is None or not storage.nbytes() or self._device.is_host(tensor) else storage
 
     def _block_of(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Block:
         """The block of a storage; starts its offload when it is first saved."""
@@ -105,7 +115,6 @@ class AsyncOffload:
         reference = weakref.ref(block)
         self._by_storage[storage._cdata] = reference
         self._saved.append(reference)
-        self._storages.add(storage)
         block.start_offload(self._out)
         self._tally.d2h_bytes += block.nbytes
         self._offloading.append(reference)
@@ -143,7 +152,7 @@ class Block:
 
     def __init__(
         self,
-        device: Device,
+        device: CopyDevice,
         buffers: HostBuffers,
         tensor: torch.Tensor,
         storage: torch.UntypedStorage,
@@ -173,7 +182,7 @@ class Block:
         """Whether it still holds the memory it was saved in."""
         return self.data is not None and self._is_first_copy
 
-    def start_offload(self, stream: Stream) -> None:
+    def start_offload(self, stream: CopyStream) -> None:
         """Starts the copy to the host, after the work already queued on compute."""
         storage = self._storage()
         assert storage is not None
@@ -187,7 +196,7 @@ class Block:
         self._wait()
         self.data, self._is_first_copy = None, False
 
-    def fetch(self, stream: Stream) -> None:
+    def fetch(self, stream: CopyStream) -> None:
         """Allocates device memory and starts the copy into it.
 
         The stream first waits for compute, which may still use the memory on behalf of its previous owner.

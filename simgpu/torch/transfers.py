@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from simgpu.validation.devices import Device
+from simgpu.torch.copies import CopyDevice
 
 
 class Copied(NamedTuple):
@@ -55,7 +55,7 @@ class HostBuffer:
 class HostBuffers:
     """The free buffers of one run by size; every iteration needs the same sizes as the one before."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CopyDevice) -> None:
         self._device = device
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
