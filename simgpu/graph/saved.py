@@ -95,12 +95,18 @@ def readers(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[tuple[int, ...]
         for k in graph.uses[b]:
             if graph.kernels[k].phase is Phase.BACKWARD and b in graph.reads[k] and b not in graph.writes[k]:
                 read = graph.read_versions[k][graph.reads[k].index(b)]
-                saved = [number for number in numbers if tensors[number].before <= k and version[number] == read]
+                there = [number for number in numbers if _is_there(tensors[number], k)]
+                saved = [number for number in there if version[number] == read]
                 last = max((tensors[number].before for number in saved), default=None)
                 for number in saved:
                     if tensors[number].before == last:
                         kernels[number].append(k)
     return tuple(map(tuple, kernels))
+
+
+def _is_there(tensor: Saved, k: int) -> bool:
+    """Whether backward has taken a tensor back before kernel k, and not freed it."""
+    return tensor.before <= k and (tensor.freed is None or k <= tensor.freed)
 
 
 def backward_ends(graph: TaskGraph, tensors: Sequence[Saved]) -> tuple[int, ...]:

@@ -176,7 +176,7 @@ class _Planning:
 
     def _release(self, b: int, dropped: int) -> int:
         """Where an original block is freed."""
-        ends = [self._ended(dropped)]
+        ends = [self._held(b, dropped)]
         for n, tensor in self._saved_of(b):
             r = self.region_of.get(n)
             if r is None:
@@ -186,10 +186,15 @@ class _Planning:
         for r, each in enumerate(self.regions):
             if b in each.region.inputs:
                 ends.append(self._region_ends(r))
-        made_by = self.steps.births[b]
+        return max(ends)
+
+    def _held(self, b: int, dropped: int) -> int:
+        """Where the last reference to a block is dropped that is neither autograd's nor an input of a region."""
+        ends, made_by = [self._ended(dropped)], self.steps.births[b]
         for r, each in enumerate(self.regions):
             if made_by in each.keeps and self.steps.trace.blocks[b].kind is not BlockKind.WORKSPACE:
                 ends.append(self._kept_until(r, made_by, dropped))
+                ends += [self._unused(tensor) for n, tensor in self._saved_of(b) if self.region_of.get(n) == r]
         return max(ends)
 
     def _kept_until(self, r: int, k: int, dropped: int) -> int:
@@ -287,7 +292,7 @@ class _Planning:
     def _dropped_id(self, b: int, dropped: Sequence[int]) -> str:
         if self.steps.trace.blocks[b].persistent:
             return RELEASED_AT_END
-        return self._end_id(self._ended(dropped[b]))
+        return self._end_id(self._held(b, dropped[b]))
 
 
 def _itemsize(dtype: str) -> int:

@@ -18,9 +18,10 @@ offloads blocks, not tensors: a block that several operators save, or save views
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.saved import Saved, autograd_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
@@ -41,6 +42,11 @@ class AsyncOffload(Policy):
     prefetch: int = parameter(2, "number of blocks fetched ahead of the one that backward uses")
     stash: int = parameter(2, "number of offloaded blocks that may still hold their device memory")
     min_bytes: int = parameter(1 << 20, "smaller blocks stay on the device")
+    blocks: Sequence[str] = parameter((), "the blocks that are offloaded, if large enough; none named: all")
+
+    def __post_init__(self) -> None:
+        # A list, as files have it, cannot be hashed.
+        object.__setattr__(self, "blocks", tuple(self.blocks))
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for a negative parameter, for several compute streams, and for GPUs that
@@ -50,7 +56,7 @@ class AsyncOffload(Policy):
             raise InputError(Problem("", f"parameters.{n}", f"{v} is negative", "give 0 or more") for n, v in negative)
         graph, transforms = framework(context.graph, self.name)
         saved = saved_tensors(graph)
-        blocks = _offloaded_blocks(graph, saved.tensors, self.min_bytes)
+        blocks = _offloaded_blocks(graph, saved.tensors, self.min_bytes, self._named(graph))
         until: dict[int, int] = {}
         for tensor, end in zip(saved.tensors, autograd_ends(graph, saved.tensors), strict=True):
             until[tensor.block] = max(until.get(tensor.block, end), end)
@@ -60,15 +66,30 @@ class AsyncOffload(Policy):
         returned = tuple(Unpacked(b.block, b.bytes, r) for b, r in zip(blocks, offload.read, strict=True))
         return offload.writer.program((*transforms, WithUnpacked(returned)), saved_note(saved))
 
+    def _named(self, graph: TaskGraph) -> Container[int]:
+        """The blocks that may be offloaded."""
+        known = {block.id: b for b, block in enumerate(graph.blocks)}
+        unknown = [name for name in self.blocks if name not in known]
+        if unknown:
+            raise InputError(
+                Problem("", "parameters.blocks", f"no block is '{name}'", did_you_mean(name, known)) for name in unknown
+            )
+        return {known[name] for name in self.blocks} if self.blocks else range(len(graph.blocks))
 
-def _offloaded_blocks(graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int) -> list[Saved]:
-    """The offloaded blocks in the order of their first saves; each is fetched when its first tensor is needed."""
+
+def _offloaded_blocks(
+    graph: TaskGraph, tensors: tuple[Saved, ...], min_bytes: int, named: Container[int]
+) -> list[Saved]:
+    """The offloaded blocks in the order of their first saves: fetched when the first tensor is needed, and freed with
+    the last one."""
     first: dict[int, Saved] = {}
     for tensor in tensors:
         b = tensor.block
         if b in first:
-            first[b] = first[b]._replace(before=min(first[b].before, tensor.before))
-        elif _can_offload(graph, tensor, min_bytes):
+            known = first[b].freed is not None and tensor.freed is not None
+            freed = max(first[b].freed or 0, tensor.freed or 0) if known else None
+            first[b] = first[b]._replace(before=min(first[b].before, tensor.before), freed=freed)
+        elif b in named and _can_offload(graph, tensor, min_bytes):
             first[b] = tensor._replace(bytes=graph.copy_sizes[b])
     return list(first.values())
 

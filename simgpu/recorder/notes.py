@@ -110,7 +110,7 @@ class CallNote:
 
     module: its path. after, until: number of kernels that had run when it began and when it returned. first, stop:
     number of saved tensors then, positions in their list. inputs: numbers of the blocks of the tensors it was given.
-    types: as `simgpu.trace.model.tensor_type`, of each of these tensors.
+    types: as `simgpu.torch.types.tensor_type`, of each of these tensors.
     """
 
     module: str

@@ -26,7 +26,8 @@ from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
-from simgpu.trace.model import Phase, tensor_type
+from simgpu.torch.types import tensor_type
+from simgpu.trace.model import Phase
 
 #: With hooks installed, PyTorch calls this on the tensors it unpacks; it creates a view, so it is no kernel.
 _DETACH = "aten.detach.default"

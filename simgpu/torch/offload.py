@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from simgpu.torch.copies import CopyDevice, CopyStream, Event
 from simgpu.torch.storages import storage_of
@@ -93,8 +94,10 @@ class AsyncOffload:
         if isinstance(saved, torch.Tensor):
             return saved
         self._fetch_ahead(saved.block)
-        view = torch.empty(0, dtype=saved.dtype, device=self._device.torch_device)
-        return view.set_(saved.block.use(), saved.offset, saved.shape, saved.stride)
+        memory = saved.block.use()
+        with _disable_current_modes():  # a view, which is no operator of the step
+            view = torch.empty(0, dtype=saved.dtype, device=self._device.torch_device)
+            return view.set_(memory, saved.offset, saved.shape, saved.stride)
 
     def _offloadable(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         """The storage to offload for a saved tensor; None if the tensor is not offloaded."""
@@ -187,7 +190,9 @@ class Block:
         storage = self._storage()
         assert storage is not None
         stream.wait(self._device.compute.record())
-        stream.copy(self._buffer.bytes, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        with _disable_current_modes():
+            bytes_ = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        stream.copy(self._buffer.bytes, bytes_)
         self._pending_copy = stream.record()
 
     def release(self) -> None:

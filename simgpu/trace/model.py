@@ -221,7 +221,7 @@ class ModuleCall:
     module: its path. after: the kernel that ran last before the call, None for none. until: the kernel that had run
     last when it returned. saved_before: how many of the trace's saved tensors had been saved before the call. saved:
     how many were saved inside it. inputs: for each tensor that it was given, its block; input_types: and its number
-    format and shape, such as ``float32:2x64`` (`tensor_type`), empty where not known.
+    format and shape, such as ``float32:2x64`` (`simgpu.torch.types`), empty where not known.
     """
 
     module: str
@@ -231,15 +231,6 @@ class ModuleCall:
     saved: int
     inputs: tuple[str, ...] = ()
     input_types: tuple[str, ...] = ()
-
-
-def tensor_type(dtype: str, shape: Sequence[int]) -> str:
-    """A tensor's number format and shape, as text.
-
-    >>> tensor_type("float32", (2, 64)), tensor_type("int64", ())
-    ('float32:2x64', 'int64:scalar')
-    """
-    return f"{dtype}:{'x'.join(map(str, shape)) or 'scalar'}"
 
 
 @dataclass(frozen=True, slots=True)

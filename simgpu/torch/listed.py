@@ -1,0 +1,56 @@
+"""Which saved tensors a plan offloads: each by its type, and how many of that type were saved before it in the step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+
+from simgpu.errors import InputError, Problem
+from simgpu.torch.types import tensor_type
+
+
+class Listed:
+    """Chooses the listed tensors.
+
+    listed: by type (`tensor_type`) and the number of earlier saved tensors of that type in a step, the module that
+    saves the tensor. A step begins with `begin`. At the end of a step, `check` raises `InputError` for the tensors that
+    were not saved.
+    """
+
+    def __init__(self, listed: Mapping[tuple[str, int], str]) -> None:
+        self._listed = listed
+        self._types = {kind for kind, _ in listed}
+        self._seen: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """A new step."""
+        self._seen.clear()
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+    def chooses(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is listed; what is saved while backward runs does not count."""
+        kind = tensor_type(str(tensor.dtype).removeprefix("torch."), tensor.shape)
+        if kind not in self._types or torch._C._current_graph_task_id() != -1:
+            return False
+        number = self._seen[kind]
+        self._seen[kind] += 1
+        return (kind, number) in self._listed
+
+    def check(self) -> None:
+        """Raises `InputError` with every listed tensor that the step did not save."""
+        problems = [
+            Problem(
+                module,
+                "offloaded tensor",
+                f"the step saved {self._seen[kind]} tensors of type {kind}; the plan offloads number {number + 1}",
+                "make the plan anew for this model and this batch",
+            )
+            for (kind, number), module in self._listed.items()
+            if self._seen[kind] <= number
+        ]
+        if problems:
+            raise InputError(problems)
