@@ -20,11 +20,15 @@ from simgpu.simulation.result import Result
 from simgpu.simulation.run import planned_run, simulate
 
 
-class Peak(NamedTuple):
-    """bytes: the peak of device memory. kernel: the position, in the planned iteration, of the kernel that reaches it."""
+class Trail(NamedTuple):
+    """Bytes of device memory while each kernel of the planned iteration runs, at most."""
 
-    bytes: int
-    kernel: int
+    bytes: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        """The peak of device memory."""
+        return max(self.bytes, default=0)
 
 
 @dataclass(frozen=True)
@@ -56,35 +60,38 @@ class Candidate:
         kernels = self.steps.trace.kernels
         return sum(kernels[k].duration_ns for rerun in self.planned.reruns for k in rerun)
 
-    def peak(self, node: NodeSpec) -> Peak:
-        """The peak of device memory, which does not depend on times: compute requests and frees all of it in order."""
+    def trail(self, node: NodeSpec) -> Trail:
+        """The use of device memory, which does not depend on times: compute requests and frees all of it in order."""
         run = planned_run(self.planned.trace, node, self.policy, RunConfig(iterations=1))
-        return peak_of(run.program, transformed(run.graph, run.program.transforms))
+        return trail_of(run.program, transformed(run.graph, run.program.transforms))
 
     def run(self, node: NodeSpec, budget: int) -> Result:
         """The simulated run. Raises `OutOfMemoryError` where it does not fit."""
         return simulate(self.planned.trace, node, self.policy, budget=budget)
 
 
-def peak_of(program: Program, graph: TaskGraph) -> Peak:
-    """The peak of a program whose compute stream acquires and releases all device memory.
+def trail_of(program: Program, graph: TaskGraph) -> Trail:
+    """The use of memory of a program whose compute stream acquires and releases all device memory.
 
     >>> from simgpu.policies.common.framework import plain_framework
     >>> from simgpu.trace.chain import chain
     >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
-    >>> peak_of(plain_framework(graph), graph)
-    Peak(bytes=800, kernel=2)
+    >>> trail_of(plain_framework(graph), graph)
+    Trail(bytes=(300, 300, 300, 100))
     """
-    used = peak = sum(graph.sizes[b] for b in program.resident)
-    at, launched = -1, -1
+    used = most = sum(graph.sizes[b] for b in program.resident)
+    trail: list[int] = []
+    has_just_run = False
     for instruction in program.segments[0].streams[COMPUTE]:
         match instruction:
             case Acquire(blocks, memory) if memory == DEVICE:
-                used += sum(graph.sizes[b] for b in blocks)
-                if used > peak:
-                    peak, at = used, launched + 1
+                used, has_just_run = used + sum(graph.sizes[b] for b in blocks), False
+                most = max(most, used)
             case Release(blocks, memory) if memory == DEVICE:
                 used -= sum(graph.sizes[b] for b in blocks)
-            case Launch(kernel):
-                launched = kernel
-    return Peak(peak, max(at, 0))
+                # What a kernel releases when it ends is still there while it runs, and not when the next one does.
+                most = used if has_just_run else most
+            case Launch():
+                trail.append(most)
+                most, has_just_run = used, True
+    return Trail(tuple(trail))

@@ -49,10 +49,11 @@ class Entry(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """trace: the planned iteration. reruns: for each region the kernels that run again, as positions in the original
-    trace."""
+    """trace: the planned iteration. order: its kernels, by their positions in the original trace. reruns: for each
+    region, in order, the kernels that run again."""
 
     trace: Trace
+    order: tuple[Entry, ...]
     reruns: tuple[tuple[int, ...], ...]
 
 
@@ -65,7 +66,7 @@ def planned(steps: Steps, regions: Sequence[Checkpointed]) -> Planned:
     True
     """
     writing = _Planning(steps, sorted(regions, key=lambda each: each.region.first))
-    return Planned(writing.trace(), tuple(map(tuple, writing.reruns)))
+    return Planned(writing.trace(), tuple(writing.order), tuple(map(tuple, writing.reruns)))
 
 
 class _Planning:

@@ -1,0 +1,131 @@
+"""The search for a plan as an integer program: the least time within a budget at a few moments, solved by HiGHS."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simgpu.errors import MissingExtraError
+from simgpu.plans.rows import Chosen, Held, Memory
+
+#: Seconds that HiGHS may take for one program; what it has until then is used, with its bound.
+TIME_LIMIT_S = 20.0
+#: HiGHS stops where its answer is this close to its bound.
+_GAP = 1e-6
+
+
+class Solution(NamedTuple):
+    """chosen: the variables that are 1. value: of the objective. bound: no solution is below it."""
+
+    chosen: frozenset[Chosen]
+    value: float
+    bound: float
+
+
+@dataclass
+class IntegerProgram:
+    """Minimises a sum of variables, each between its bounds; those in `binary` are 0 or 1.
+
+    rows: (coefficients, least value) of sums that must reach at least that.
+
+    >>> program = IntegerProgram()
+    >>> cheap, dear = Chosen("region", 0), Chosen("region", 1)
+    >>> program.cost |= {program.binary(cheap): 1.0, program.binary(dear): 3.0}
+    >>> program.row({program.binary(cheap): 2.0, program.binary(dear): 5.0}, 4.0)
+    >>> sorted(solve(program).chosen)
+    [Chosen(kind='region', number=1, kernel=-1)]
+    """
+
+    columns: dict[Any, int] = field(default_factory=dict)
+    upper: list[float] = field(default_factory=list)
+    integral: list[int] = field(default_factory=list)
+    cost: dict[int, float] = field(default_factory=dict)
+    rows: list[tuple[Mapping[int, float], float]] = field(default_factory=list)
+
+    def binary(self, variable: Chosen) -> int:
+        """The column of a choice."""
+        return self._column(variable, 1.0, 1)
+
+    def number(self, name: Any, upper: float = np.inf) -> int:
+        """The column of a number from 0 to `upper`."""
+        return self._column(name, upper, 0)
+
+    def row(self, coefficients: Mapping[int, float], least: float) -> None:
+        """Requires a sum to be at least `least`."""
+        self.rows.append((coefficients, least))
+
+    def within(self, memory: Memory, budget: int, unless: Chosen | None = None) -> None:
+        """Requires memory to be within the budget; `unless` given: only if that variable is 1."""
+        # In units of the budget, so that HiGHS's tolerances are relative.
+        row: defaultdict[int, float] = defaultdict(float)
+        most = memory.constant / budget
+        for variable, bytes_ in memory.terms.items():
+            row[self.binary(variable)] -= bytes_ / budget
+            most += max(bytes_, 0) / budget
+        for held in memory.held:
+            row[self._held(held)] -= held.bytes / budget
+            most += held.bytes / budget
+        least = memory.constant / budget - 1.0
+        if unless is not None and most > 1:
+            row[self.binary(unless)] -= most - 1
+            least -= most - 1
+        self.row(row, least)
+
+    def _column(self, name: Any, upper: float, integral: int) -> int:
+        if name not in self.columns:
+            self.columns[name] = len(self.columns)
+            self.upper.append(upper)
+            self.integral.append(integral)
+        return self.columns[name]
+
+    def _held(self, held: Held) -> int:
+        """The column of a number that is at least each of the reasons."""
+        known = held.reasons in self.columns
+        column = self.number(held.reasons, 1.0)
+        for terms, constant in () if known else held.reasons:
+            row = {column: 1.0}
+            for variable, factor in terms:
+                row[self.binary(variable)] = -float(factor)
+            self.row(row, constant)
+        return column
+
+
+def solve(program: IntegerProgram, time_limit_s: float = TIME_LIMIT_S) -> Solution | None:
+    """A solution; None where there is none. Raises `MissingExtraError` without SciPy."""
+    if find_spec("scipy") is None:
+        raise MissingExtraError("planning", "scipy", "calibrate")
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    count = len(program.columns)
+    cost = np.zeros(count)
+    for column, value in program.cost.items():
+        cost[column] = value
+    entries = [(r, c, v) for r, (row, _) in enumerate(program.rows) for c, v in row.items()]
+    rows, columns, values = (list(each) for each in zip(*entries, strict=True)) if entries else ([], [], [])
+    matrix = csr_array((values, (rows, columns)), shape=(len(program.rows), count))
+    least = np.array([least for _, least in program.rows])
+    answer = milp(
+        cost,
+        constraints=LinearConstraint(matrix, lb=least) if program.rows else (),
+        integrality=np.array(program.integral),
+        bounds=Bounds(np.zeros(count), np.array(program.upper)),
+        options={"time_limit": time_limit_s, "mip_rel_gap": _GAP},
+    )
+    if answer.x is None:
+        return None
+    names = [name for name, column in program.columns.items() if program.integral[column] and answer.x[column] > 0.5]
+    bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
+    return Solution(frozenset(names), float(answer.fun), float(bound))
+
+
+def at_most_one(program: IntegerProgram, variables: Iterable[Chosen]) -> None:
+    """Requires at most one of the choices."""
+    row = {program.binary(variable): -1.0 for variable in variables}
+    if len(row) > 1:
+        program.row(row, -1.0)

@@ -1,0 +1,184 @@
+"""The search for the fastest plan within a budget that PyTorch can run operator by operator.
+
+It solves an integer program that bounds memory at a few moments (`simgpu.plans.rows`), builds the iteration that PyTorch
+would run, and looks where that exceeds the budget; these moments are added, until none exceeds it. What the program
+knows of memory is exact where nothing is offloaded, so its last answer is then the best: with fewer moments nothing can
+be slower. Offloading costs time that an integer program cannot know exactly, so several plans are found, each with
+another assumption about the link, and simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.hardware.spec import NodeSpec
+from simgpu.plans.candidate import Candidate, Trail
+from simgpu.plans.choices import Choices
+from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
+from simgpu.plans.rows import Chosen, Memory, Moment, Rows
+
+#: Programs that are solved for one assumption about the link before it is given up.
+_ROUNDS = 60
+#: Moments that are added at a time.
+_MOMENTS = 8
+#: Shares of the link's bandwidth that offloads are assumed to have; 0: nothing is offloaded.
+_SHARES = (0.0, 1.0, 0.7, 0.4)
+#: Numbers of blocks that are fetched ahead and that may be under way, each tried with the plan.
+_AHEAD = (1, 2, 4)
+
+
+class Found(NamedTuple):
+    """candidate: the best one. time_ns: its simulated step time. peak: bytes. bound_ns: no plan of these choices within
+    the budget is faster, as far as HiGHS has proved. tried: simulated plans."""
+
+    candidate: Candidate
+    time_ns: int
+    peak: int
+    bound_ns: int
+    tried: int
+
+
+@dataclass
+class Search:
+    """progress: is told what is being solved."""
+
+    choices: Choices
+    node: NodeSpec
+    budget: int
+    progress: Callable[[str], None] = lambda text: None
+    rows: Rows = field(init=False)
+    moments: dict[Moment, int] = field(default_factory=dict)
+    tried: int = 0
+
+    def __post_init__(self) -> None:
+        self.rows = Rows(self.choices)
+        self._memory: dict[Moment, Memory] = {}
+
+    def run(self) -> Found | None:
+        """The best plan; None if no plan fits."""
+        best: tuple[int, int, Candidate] | None = None
+        bounds = []
+        for share in _SHARES if self.choices.offloadable else (0.0,):
+            self.progress(f"planning, with {share:.0%} of the link for offloads")
+            for candidate, solution in self._fitting(share):
+                if share in (0.0, 1.0):
+                    bounds.append(solution.bound)
+                for timed in self._timed(candidate):
+                    if best is None or timed[:2] < best[:2]:
+                        best = timed
+        if best is None:
+            return None
+        # With the whole link, the program allows all that it does without offloads.
+        bound = min(bounds) if bounds else 0.0
+        time_ns, peak, candidate = best
+        return Found(candidate, time_ns, peak, min(int(bound), time_ns), self.tried)
+
+    def _timed(self, candidate: Candidate) -> Iterator[tuple[int, int, Candidate]]:
+        """A candidate with several numbers of copies under way: step time, peak and candidate."""
+        aheads = _AHEAD if candidate.offloaded else (1,)
+        for ahead in aheads:
+            tried = Candidate(candidate.steps, candidate.regions, candidate.offloaded, ahead, ahead)
+            self.tried += 1
+            try:
+                result = tried.run(self.node, self.budget)
+            except OutOfMemoryError:
+                continue
+            yield result.iteration_ns, result.metrics.device_peak_bytes, tried
+
+    def _fitting(self, share: float) -> Iterator[tuple[Candidate, Solution]]:
+        """The plan of least time that fits, with its solution; nothing if none fits."""
+        for _ in range(_ROUNDS):
+            solution = solve(self._program(share))
+            if solution is None:
+                return
+            candidate = self._candidate(solution)
+            trail = candidate.trail(self.node)
+            if trail.peak <= self.budget:
+                yield candidate, solution
+                return
+            self._add_moments(candidate, trail)
+
+    def _candidate(self, solution: Solution) -> Candidate:
+        regions: dict[int, set[int]] = {each.number: set() for each in solution.chosen if each.kind == "region"}
+        for each in solution.chosen:
+            if each.kind == "keep":
+                regions[each.number].add(each.kernel)
+        offloaded = tuple(sorted(each.number for each in solution.chosen if each.kind == "offload"))
+        return self.choices.candidate({r: frozenset(keeps) for r, keeps in regions.items()}, offloaded)
+
+    def _add_moments(self, candidate: Candidate, trail: Trail) -> None:
+        """Adds the moments at which a candidate exceeds the budget most, one for each time that it does so."""
+        numbers = {each.region: r for r, each in enumerate(candidate.regions)}
+        chosen = [r for r, region in enumerate(self.choices.regions) if region in numbers]
+        tops = []
+        for over, group in groupby(enumerate(trail.bytes), lambda each: each[1] > self.budget):
+            if over:
+                tops.append(max(group, key=lambda each: each[1]))
+        tops.sort(key=lambda each: -each[1])
+        for place, bytes_ in tops[:_MOMENTS]:
+            entry = candidate.planned.order[place]
+            moment = Moment(entry.kernel, None if entry.region is None else chosen[entry.region])
+            # Known already, so the program does not count all of it: copies under way.
+            more = bytes_ - self.budget if moment in self.moments else 0
+            self.moments[moment] = self.moments.get(moment, 0) + more
+
+    def _program(self, share: float) -> IntegerProgram:
+        program, trace = IntegerProgram(), self.choices.steps.trace
+        forward = sum(k.duration_ns for k, first in zip(trace.kernels, self.choices.steps.is_forward, strict=True) if first)
+        backward = trace.compute_ns - forward
+        first, second = program.number("forward"), program.number("backward")
+        program.cost = {first: 1.0, second: 1.0}
+        program.row({first: 1.0}, forward)
+        again = {second: 1.0}
+        for r, region in enumerate(self.choices.regions):
+            own = program.binary(Chosen("region", r))
+            # A nanosecond for each region, result and copy, so that nothing is chosen without need.
+            again[own] = -float(sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r]) + 1)
+            for k in self.choices.keepable[r]:
+                keep = program.binary(Chosen("keep", r, k))
+                again[keep] = float(trace.kernels[k].duration_ns - 1)
+                program.row({own: 1.0, keep: -1.0}, 0.0)
+            inside = [n for n, other in enumerate(self.choices.regions) if n != r and _contains(region, other)]
+            if not inside:
+                around = [n for n, other in enumerate(self.choices.regions) if _contains(other, region)]
+                at_most_one(program, (Chosen("region", n) for n in {r, *around}))
+        program.row(again, backward)
+        self._add_link(program, share, first, second, forward, again, backward)
+        for moment, more in self.moments.items():
+            if moment not in self._memory:
+                self._memory[moment] = self.rows.memory(moment)
+            unless = None if moment.region is None else Chosen("region", moment.region)
+            program.within(self._memory[moment], self.budget - more, unless)
+        return program
+
+    def _add_link(
+        self,
+        program: IntegerProgram,
+        share: float,
+        first: int,
+        second: int,
+        forward: int,
+        again: dict[int, float],
+        backward: int,
+    ) -> None:
+        """Offloads take time on the link, in forward and in backward."""
+        link, blocks = self.node.link, self.choices.steps.trace.blocks
+        for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
+            row = {column: 1.0}
+            for b in self.choices.offloadable:
+                choice = program.binary(Chosen("offload", b))
+                if share == 0:
+                    program.upper[choice] = 0.0
+                else:
+                    row[choice] = -(blocks[b].bytes * 1e9 / (bandwidth * share) + 1.0)
+            if share:
+                program.row(row, 0.0)
+
+
+def _contains(outer: object, inner: object) -> bool:
+    """Whether a region contains another, or is it."""
+    return outer.first <= inner.first and inner.stop <= outer.stop  # type: ignore[attr-defined]
