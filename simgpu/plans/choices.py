@@ -12,6 +12,10 @@ from simgpu.plans.regions import Region, Steps
 from simgpu.trace.model import BlockKind
 
 
+#: Kernels that take a smaller part of a step are not worth a decision of their own.
+SMALLEST_PART = 20_000
+
+
 @dataclass(frozen=True)
 class Choices:
     """The choices that a trace allows, if PyTorch runs it operator by operator.
@@ -25,23 +29,34 @@ class Choices:
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """Calls of modules that can be checkpointed; of several with the same kernels the outermost."""
+        """Calls of modules that can be checkpointed, and free memory so; of several with the same kernels the outermost.
+
+        A linear layer frees none: it saves its input, which it also keeps as a region.
+        """
         seen: set[tuple[int, int, int, int]] = set()
         result = []
         for region in self.steps.regions():
             key = (region.first, region.stop, region.saved_first, region.saved_stop)
-            if key not in seen and not self.steps.why_not(region):
+            if key not in seen and self._frees(region) and not self.steps.why_not(region):
                 seen.add(key)
                 result.append(region)
         return tuple(result)
 
+    def _frees(self, region: Region) -> bool:
+        """Whether a tensor that is saved in a region is made in it."""
+        saved = self.steps.saved[region.saved_first : region.saved_stop]
+        made = (each.block for each in saved if region.first <= self.steps.births[each.block] < region.stop)
+        return any(self.steps.trace.blocks[b].bytes for b in made)
+
     @cached_property
     def keepable(self) -> tuple[tuple[int, ...], ...]:
-        """For each region the kernels whose results it may keep: those that take time."""
+        """For each region the kernels whose results it may keep: those that take a noticeable part of the step."""
         if not self.keep:
             return tuple(() for _ in self.regions)
-        kernels = self.steps.trace.kernels
-        return tuple(tuple(k for k in self.steps.keepable(each) if kernels[k].duration_ns) for each in self.regions)
+        kernels, least = self.steps.trace.kernels, max(self.steps.trace.compute_ns // SMALLEST_PART, 1)
+        return tuple(
+            tuple(k for k in self.steps.keepable(each) if kernels[k].duration_ns >= least) for each in self.regions
+        )
 
     @cached_property
     def offloadable(self) -> tuple[int, ...]:

@@ -13,10 +13,12 @@ import numpy as np
 from simgpu.errors import MissingExtraError
 from simgpu.plans.rows import Chosen, Held, Memory
 
-#: Seconds that HiGHS may take for one program; what it has until then is used, with its bound.
-TIME_LIMIT_S = 20.0
-#: HiGHS stops where its answer is this close to its bound.
-_GAP = 1e-6
+#: HiGHS branches this often, for programs up to so many columns and for larger ones. Its answer before it branches is
+#: within a few tenths of a percent of its bound on networks of thousands of choices. A limit of time would make answers
+#: depend on the machine; one this long is only for programs that never end.
+_SMALL, _NODES, _NODES_OF_LARGE, _TIME_LIMIT_S = 1500, 2000, 1, 120.0
+#: HiGHS stops where its answer is this close to its bound, as a part of it.
+_GAP = 1e-4
 
 
 class Solution(NamedTuple):
@@ -31,7 +33,7 @@ class Solution(NamedTuple):
 class IntegerProgram:
     """Minimises a sum of variables, each between its bounds; those in `binary` are 0 or 1.
 
-    rows: (coefficients, least value) of sums that must reach at least that.
+    rows: (coefficients, least value) of sums that must reach at least that. tied: choices for which another one stands.
 
     >>> program = IntegerProgram()
     >>> cheap, dear = Chosen("region", 0), Chosen("region", 1)
@@ -46,10 +48,11 @@ class IntegerProgram:
     integral: list[int] = field(default_factory=list)
     cost: dict[int, float] = field(default_factory=dict)
     rows: list[tuple[Mapping[int, float], float]] = field(default_factory=list)
+    tied: Mapping[Chosen, Chosen] = field(default_factory=dict)
 
     def binary(self, variable: Chosen) -> int:
         """The column of a choice."""
-        return self._column(variable, 1.0, 1)
+        return self._column(self.tied.get(variable, variable), 1.0, 1)
 
     def number(self, name: Any, upper: float = np.inf) -> int:
         """The column of a number from 0 to `upper`."""
@@ -88,14 +91,14 @@ class IntegerProgram:
         known = held.reasons in self.columns
         column = self.number(held.reasons, 1.0)
         for terms, constant in () if known else held.reasons:
-            row = {column: 1.0}
+            row = defaultdict(float, {column: 1.0})
             for variable, factor in terms:
-                row[self.binary(variable)] = -float(factor)
+                row[self.binary(variable)] -= factor
             self.row(row, constant)
         return column
 
 
-def solve(program: IntegerProgram, time_limit_s: float = TIME_LIMIT_S) -> Solution | None:
+def solve(program: IntegerProgram) -> Solution | None:
     """A solution; None where there is none. Raises `MissingExtraError` without SciPy."""
     if find_spec("scipy") is None:
         raise MissingExtraError("planning", "scipy", "calibrate")
@@ -115,11 +118,16 @@ def solve(program: IntegerProgram, time_limit_s: float = TIME_LIMIT_S) -> Soluti
         constraints=LinearConstraint(matrix, lb=least) if program.rows else (),
         integrality=np.array(program.integral),
         bounds=Bounds(np.zeros(count), np.array(program.upper)),
-        options={"time_limit": time_limit_s, "mip_rel_gap": _GAP},
+        options={
+            "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
+            "time_limit": _TIME_LIMIT_S,
+            "mip_rel_gap": _GAP,
+        },
     )
     if answer.x is None:
         return None
-    names = [name for name, column in program.columns.items() if program.integral[column] and answer.x[column] > 0.5]
+    ones = {name for name, column in program.columns.items() if program.integral[column] and answer.x[column] > 0.5}
+    names = ones | {name for name, other in program.tied.items() if other in ones}
     bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
     return Solution(frozenset(names), float(answer.fun), float(bound))
 

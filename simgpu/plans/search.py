@@ -9,8 +9,9 @@ another assumption about the link, and simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,16 +20,31 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate, Trail
 from simgpu.plans.choices import Choices
 from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
+from simgpu.plans.repeats import ties
 from simgpu.plans.rows import Chosen, Memory, Moment, Rows
 
 #: Programs that are solved for one assumption about the link before it is given up.
 _ROUNDS = 60
 #: Moments that are added at a time.
 _MOMENTS = 8
-#: Shares of the link's bandwidth that offloads are assumed to have; 0: nothing is offloaded.
-_SHARES = (0.0, 1.0, 0.7, 0.4)
-#: Numbers of blocks that are fetched ahead and that may be under way, each tried with the plan.
-_AHEAD = (1, 2, 4)
+#: What is assumed of offloads: the share of the link's bandwidth that they have, the share of the budget that copies
+#: under way may take, and into how many groups equal layers are divided, each with the same choices.
+_SHARES = ((1.0, 0.04, 8), (0.7, 0.04, 4), (0.4, 0.04, 8))
+#: Numbers of blocks that are fetched ahead, and that may still be under way to the host, tried with each plan.
+_AHEAD = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (8, 16), (16, 16))
+
+
+class _Assumed(NamedTuple):
+    """The share of the link's bandwidth that offloads have, that of the budget that copies under way may take, and the
+    choices that are tied."""
+
+    share: float = 0.0
+    under_way: float = 0.0
+    tied: Mapping[Chosen, Chosen] = {}
+
+    def __str__(self) -> str:
+        link = f"with {self.share:.0%} of the link for offloads" if self.share else "without offloads"
+        return f"{link}, equal layers in groups" if self.tied else link
 
 
 class Found(NamedTuple):
@@ -51,37 +67,47 @@ class Search:
     budget: int
     progress: Callable[[str], None] = lambda text: None
     rows: Rows = field(init=False)
+    resident: Rows = field(init=False)
     moments: dict[Moment, int] = field(default_factory=dict)
     tried: int = 0
 
     def __post_init__(self) -> None:
         self.rows = Rows(self.choices)
-        self._memory: dict[Moment, Memory] = {}
+        self.resident = Rows(replace(self.choices, offload=False))
+        self._memory: dict[tuple[Moment, bool], Memory] = {}
 
     def run(self) -> Found | None:
         """The best plan; None if no plan fits."""
         best: tuple[int, int, Candidate] | None = None
-        bounds = []
-        for share in _SHARES if self.choices.offloadable else (0.0,):
-            self.progress(f"planning, with {share:.0%} of the link for offloads")
-            for candidate, solution in self._fitting(share):
-                if share in (0.0, 1.0):
-                    bounds.append(solution.bound)
+        bound = 0.0
+        for assumed in self._assumptions():
+            self.progress(f"planning, {assumed}")
+            for candidate, solution in self._fitting(assumed):
+                if not assumed.tied and not assumed.share:
+                    bound = solution.bound
                 for timed in self._timed(candidate):
                     if best is None or timed[:2] < best[:2]:
                         best = timed
+        if self.choices.offloadable:
+            # With the whole link and no memory under way, the program allows all that plans can do.
+            self.progress("planning, for a lower bound")
+            solved = solve(self._program(_Assumed(share=1.0)))
+            bound = 0.0 if solved is None else solved.bound
         if best is None:
             return None
-        # With the whole link, the program allows all that it does without offloads.
-        bound = min(bounds) if bounds else 0.0
         time_ns, peak, candidate = best
         return Found(candidate, time_ns, peak, min(int(bound), time_ns), self.tried)
 
+    def _assumptions(self) -> Iterator[_Assumed]:
+        yield _Assumed()
+        if self.choices.offloadable:
+            for share, under_way, groups in _SHARES:
+                yield _Assumed(share, under_way, ties(self.choices, groups))
+
     def _timed(self, candidate: Candidate) -> Iterator[tuple[int, int, Candidate]]:
         """A candidate with several numbers of copies under way: step time, peak and candidate."""
-        aheads = _AHEAD if candidate.offloaded else (1,)
-        for ahead in aheads:
-            tried = Candidate(candidate.steps, candidate.regions, candidate.offloaded, ahead, ahead)
+        for prefetch, stash in _AHEAD if candidate.offloaded else _AHEAD[:1]:
+            tried = replace(candidate, prefetch=prefetch, stash=stash)
             self.tried += 1
             try:
                 result = tried.run(self.node, self.budget)
@@ -89,10 +115,12 @@ class Search:
                 continue
             yield result.iteration_ns, result.metrics.device_peak_bytes, tried
 
-    def _fitting(self, share: float) -> Iterator[tuple[Candidate, Solution]]:
+    def _fitting(self, assumed: _Assumed) -> Iterator[tuple[Candidate, Solution]]:
         """The plan of least time that fits, with its solution; nothing if none fits."""
         for _ in range(_ROUNDS):
-            solution = solve(self._program(share))
+            # Without a moment that is too large, choosing nothing is best.
+            nothing = Solution(frozenset(), float(self.choices.steps.trace.compute_ns), 0.0)
+            solution = solve(self._program(assumed)) if self.moments else nothing
             if solution is None:
                 return
             candidate = self._candidate(solution)
@@ -126,57 +154,47 @@ class Search:
             more = bytes_ - self.budget if moment in self.moments else 0
             self.moments[moment] = self.moments.get(moment, 0) + more
 
-    def _program(self, share: float) -> IntegerProgram:
-        program, trace = IntegerProgram(), self.choices.steps.trace
+    def _program(self, assumed: _Assumed) -> IntegerProgram:
+        program, trace, share = IntegerProgram(tied=assumed.tied), self.choices.steps.trace, assumed.share
         forward = sum(k.duration_ns for k, first in zip(trace.kernels, self.choices.steps.is_forward, strict=True) if first)
         backward = trace.compute_ns - forward
         first, second = program.number("forward"), program.number("backward")
         program.cost = {first: 1.0, second: 1.0}
         program.row({first: 1.0}, forward)
-        again = {second: 1.0}
+        again = defaultdict(float, {second: 1.0})
         for r, region in enumerate(self.choices.regions):
             own = program.binary(Chosen("region", r))
             # A nanosecond for each region, result and copy, so that nothing is chosen without need.
-            again[own] = -float(sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r]) + 1)
+            again[own] -= float(sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r]) + 1)
             for k in self.choices.keepable[r]:
                 keep = program.binary(Chosen("keep", r, k))
-                again[keep] = float(trace.kernels[k].duration_ns - 1)
+                again[keep] += float(trace.kernels[k].duration_ns - 1)
                 program.row({own: 1.0, keep: -1.0}, 0.0)
             inside = [n for n, other in enumerate(self.choices.regions) if n != r and _contains(region, other)]
             if not inside:
                 around = [n for n, other in enumerate(self.choices.regions) if _contains(other, region)]
                 at_most_one(program, (Chosen("region", n) for n in {r, *around}))
         program.row(again, backward)
-        self._add_link(program, share, first, second, forward, again, backward)
+        if share:
+            self._add_link(program, share, first, second)
+        rows = self.rows if share else self.resident
+        budget = int(self.budget * (1 - assumed.under_way))
         for moment, more in self.moments.items():
-            if moment not in self._memory:
-                self._memory[moment] = self.rows.memory(moment)
+            key = moment, bool(share)
+            if key not in self._memory:
+                self._memory[key] = rows.memory(moment)
             unless = None if moment.region is None else Chosen("region", moment.region)
-            program.within(self._memory[moment], self.budget - more, unless)
+            program.within(self._memory[key], budget - more, unless)
         return program
 
-    def _add_link(
-        self,
-        program: IntegerProgram,
-        share: float,
-        first: int,
-        second: int,
-        forward: int,
-        again: dict[int, float],
-        backward: int,
-    ) -> None:
+    def _add_link(self, program: IntegerProgram, share: float, first: int, second: int) -> None:
         """Offloads take time on the link, in forward and in backward."""
         link, blocks = self.node.link, self.choices.steps.trace.blocks
         for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
-            row = {column: 1.0}
+            row = defaultdict(float, {column: 1.0})
             for b in self.choices.offloadable:
-                choice = program.binary(Chosen("offload", b))
-                if share == 0:
-                    program.upper[choice] = 0.0
-                else:
-                    row[choice] = -(blocks[b].bytes * 1e9 / (bandwidth * share) + 1.0)
-            if share:
-                program.row(row, 0.0)
+                row[program.binary(Chosen("offload", b))] -= blocks[b].bytes * 1e9 / (bandwidth * share) + 1.0
+            program.row(row, 0.0)
 
 
 def _contains(outer: object, inner: object) -> bool:
