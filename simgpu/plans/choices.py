@@ -11,7 +11,6 @@ from simgpu.plans.iteration import Checkpointed
 from simgpu.plans.regions import Region, Steps
 from simgpu.trace.model import BlockKind
 
-
 #: Kernels that take a smaller part of a step are not worth a decision of their own.
 SMALLEST_PART = 20_000
 
@@ -29,7 +28,7 @@ class Choices:
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """Calls of modules that can be checkpointed, and free memory so; of several with the same kernels the outermost.
+        """Calls of modules whose checkpointing frees memory; of several with the same kernels the outermost.
 
         A linear layer frees none: it saves its input, which it also keeps as a region.
         """

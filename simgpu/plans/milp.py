@@ -64,7 +64,16 @@ class IntegerProgram:
 
     def within(self, memory: Memory, budget: int, unless: Chosen | None = None) -> None:
         """Requires memory to be within the budget; `unless` given: only if that variable is 1."""
-        # In units of the budget, so that HiGHS's tolerances are relative.
+        row, least = self._sum(memory, budget, unless)
+        self.row(row, least - 1.0)
+
+    def most(self, column: int, memory: Memory, budget: int, unless: Chosen | None = None) -> None:
+        """Requires a number to be at least the memory, in parts of the budget; `unless` as in `within`."""
+        row, least = self._sum(memory, budget, unless)
+        self.row({**row, column: 1.0}, least)
+
+    def _sum(self, memory: Memory, budget: int, unless: Chosen | None) -> tuple[dict[int, float], float]:
+        """Less memory in parts of the budget, so that HiGHS's tolerances are relative; and its constant part."""
         row: defaultdict[int, float] = defaultdict(float)
         most = memory.constant / budget
         for variable, bytes_ in memory.terms.items():
@@ -73,11 +82,11 @@ class IntegerProgram:
         for held in memory.held:
             row[self._held(held)] -= held.bytes / budget
             most += held.bytes / budget
-        least = memory.constant / budget - 1.0
-        if unless is not None and most > 1:
-            row[self.binary(unless)] -= most - 1
-            least -= most - 1
-        self.row(row, least)
+        least = memory.constant / budget
+        if unless is not None:
+            row[self.binary(unless)] -= most
+            least -= most
+        return row, least
 
     def _column(self, name: Any, upper: float, integral: int) -> int:
         if name not in self.columns:

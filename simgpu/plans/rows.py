@@ -20,8 +20,8 @@ from simgpu.trace.model import BlockKind
 
 
 class Chosen(NamedTuple):
-    """A variable: region `number` is checkpointed (kind ``region``), keeps kernel `kernel` (``keep``), or block `number`
-    is offloaded (``offload``). Each is 0 or 1."""
+    """A variable of 0 or 1: region `number` is checkpointed (kind ``region``), it keeps the result of kernel `kernel`
+    (``keep``), or block `number` is offloaded (``offload``)."""
 
     kind: str
     number: int
@@ -148,8 +148,8 @@ class Rows:
 
     @cached_property
     def copies(self) -> list[list[tuple[int, int, int, Chosen | None]]]:
-        """For each region, the blocks that it makes again: the kernel that makes it and the last kernel of the rerun, of
-        backward, that need it (-1 for none of backward), and the variable that keeps it instead."""
+        """For each region, the blocks that it makes again: the last kernel of the rerun that needs it, the last one of
+        backward (-1 for none), and the variable that keeps it instead."""
         made = []
         for r, region in enumerate(self.choices.regions):
             inside, again, keepable = range(region.first, region.stop), self.ranges[r], set(self.choices.keepable[r])
@@ -174,16 +174,14 @@ class Rows:
             birth = self.steps.births[b]
             if birth > k or (moment.region is not None and birth == k) or not block.bytes:
                 continue
-            if block.persistent and self.steps.releases[b] >= self.steps.count:
-                result.constant += block.bytes
-            elif k <= self.dropped[b]:
+            if (block.persistent and self.steps.releases[b] >= self.steps.count) or k <= self.dropped[b]:
                 result.constant += block.bytes
             else:
                 self._add(result, b, k, moment)
         for r, copies in enumerate(self.copies):
             if moment.region == r:
                 self._add_rerun(result, r, moment.kernel)
-            elif self.starts[r] <= k and moment.region is None or self.starts[r] < k:
+            elif (self.starts[r] <= k and moment.region is None) or self.starts[r] < k:
                 for b, _, last, kept in copies:
                     if k <= last:
                         self._add_copy(result, r, b, kept)

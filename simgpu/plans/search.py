@@ -1,10 +1,10 @@
 """The search for the fastest plan within a budget that PyTorch can run operator by operator.
 
-It solves an integer program that bounds memory at a few moments (`simgpu.plans.rows`), builds the iteration that PyTorch
-would run, and looks where that exceeds the budget; these moments are added, until none exceeds it. What the program
-knows of memory is exact where nothing is offloaded, so its last answer is then the best: with fewer moments nothing can
-be slower. Offloading costs time that an integer program cannot know exactly, so several plans are found, each with
-another assumption about the link, and simulated.
+It solves an integer program that bounds memory at a few moments (`simgpu.plans.rows`), builds the iteration that
+PyTorch would run, and looks where that exceeds the budget; these moments are added, until none exceeds it. What the
+program knows of memory is exact where nothing is offloaded, so its last answer is then the best: with fewer moments
+nothing can be slower. Offloading costs time that an integer program cannot know exactly, so several plans are found,
+each with another assumption about the link, and simulated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate, Trail
 from simgpu.plans.choices import Choices
 from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
+from simgpu.plans.regions import Region
 from simgpu.plans.repeats import ties
 from simgpu.plans.rows import Chosen, Memory, Moment, Rows
 
@@ -32,6 +33,10 @@ _MOMENTS = 8
 _SHARES = ((1.0, 0.04, 8), (0.7, 0.04, 4), (0.4, 0.04, 8))
 #: Numbers of blocks that are fetched ahead, and that may still be under way to the host, tried with each plan.
 _AHEAD = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (8, 16), (16, 16))
+
+
+#: A smallest peak is looked for until it is this close to what an integer program says.
+_SMALLEST_GAP = 0.002
 
 
 class _Assumed(NamedTuple):
@@ -98,6 +103,28 @@ class Search:
         time_ns, peak, candidate = best
         return Found(candidate, time_ns, peak, min(int(bound), time_ns), self.tried)
 
+    def smallest(self) -> int:
+        """The smallest peak of a plan, in bytes; of networks with many choices, of those that were looked at."""
+        best = self.choices.candidate({}).trail(self.node).peak
+        for _ in range(_ROUNDS):
+            program = self._choices_only(_Assumed(share=1.0))
+            most = program.number("most")
+            program.cost = {most: 1.0}
+            for moment in self.moments:
+                program.most(most, self._memory_at(moment, offload=True), self.budget, self._unless(moment))
+            solution = solve(program)
+            if solution is None:
+                break
+            candidate = self._candidate(solution)
+            trail = candidate.trail(self.node)
+            best = min(best, trail.peak)
+            limit = int(solution.value * self.budget * (1 + _SMALLEST_GAP))
+            known = len(self.moments)
+            self._add_moments(candidate, trail, limit)
+            if trail.peak <= limit or len(self.moments) == known:
+                break
+        return best
+
     def _assumptions(self) -> Iterator[_Assumed]:
         yield _Assumed()
         if self.choices.offloadable:
@@ -128,7 +155,7 @@ class Search:
             if trail.peak <= self.budget:
                 yield candidate, solution
                 return
-            self._add_moments(candidate, trail)
+            self._add_moments(candidate, trail, self.budget)
 
     def _candidate(self, solution: Solution) -> Candidate:
         regions: dict[int, set[int]] = {each.number: set() for each in solution.chosen if each.kind == "region"}
@@ -138,12 +165,12 @@ class Search:
         offloaded = tuple(sorted(each.number for each in solution.chosen if each.kind == "offload"))
         return self.choices.candidate({r: frozenset(keeps) for r, keeps in regions.items()}, offloaded)
 
-    def _add_moments(self, candidate: Candidate, trail: Trail) -> None:
-        """Adds the moments at which a candidate exceeds the budget most, one for each time that it does so."""
-        numbers = {each.region: r for r, each in enumerate(candidate.regions)}
-        chosen = [r for r, region in enumerate(self.choices.regions) if region in numbers]
+    def _add_moments(self, candidate: Candidate, trail: Trail, limit: int) -> None:
+        """Adds the moments at which a candidate exceeds a limit most, one for each time that it does so."""
+        used = {each.region for each in candidate.regions}
+        chosen = [r for r, region in enumerate(self.choices.regions) if region in used]
         tops = []
-        for over, group in groupby(enumerate(trail.bytes), lambda each: each[1] > self.budget):
+        for over, group in groupby(enumerate(trail.bytes), lambda each: each[1] > limit):
             if over:
                 tops.append(max(group, key=lambda each: each[1]))
         tops.sort(key=lambda each: -each[1])
@@ -151,41 +178,53 @@ class Search:
             entry = candidate.planned.order[place]
             moment = Moment(entry.kernel, None if entry.region is None else chosen[entry.region])
             # Known already, so the program does not count all of it: copies under way.
-            more = bytes_ - self.budget if moment in self.moments else 0
+            more = bytes_ - limit if moment in self.moments else 0
             self.moments[moment] = self.moments.get(moment, 0) + more
 
     def _program(self, assumed: _Assumed) -> IntegerProgram:
-        program, trace, share = IntegerProgram(tied=assumed.tied), self.choices.steps.trace, assumed.share
-        forward = sum(k.duration_ns for k, first in zip(trace.kernels, self.choices.steps.is_forward, strict=True) if first)
-        backward = trace.compute_ns - forward
+        program, trace = self._choices_only(assumed), self.choices.steps.trace
+        phases = zip(trace.kernels, self.choices.steps.is_forward, strict=True)
+        forward = sum(kernel.duration_ns for kernel, is_forward in phases if is_forward)
         first, second = program.number("forward"), program.number("backward")
         program.cost = {first: 1.0, second: 1.0}
         program.row({first: 1.0}, forward)
         again = defaultdict(float, {second: 1.0})
-        for r, region in enumerate(self.choices.regions):
-            own = program.binary(Chosen("region", r))
+        for r in range(len(self.choices.regions)):
             # A nanosecond for each region, result and copy, so that nothing is chosen without need.
-            again[own] -= float(sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r]) + 1)
+            time_ns = sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r])
+            again[program.binary(Chosen("region", r))] -= time_ns + 1.0
             for k in self.choices.keepable[r]:
-                keep = program.binary(Chosen("keep", r, k))
-                again[keep] += float(trace.kernels[k].duration_ns - 1)
-                program.row({own: 1.0, keep: -1.0}, 0.0)
-            inside = [n for n, other in enumerate(self.choices.regions) if n != r and _contains(region, other)]
-            if not inside:
-                around = [n for n, other in enumerate(self.choices.regions) if _contains(other, region)]
-                at_most_one(program, (Chosen("region", n) for n in {r, *around}))
-        program.row(again, backward)
-        if share:
-            self._add_link(program, share, first, second)
-        rows = self.rows if share else self.resident
+                again[program.binary(Chosen("keep", r, k))] += trace.kernels[k].duration_ns - 1.0
+        program.row(again, trace.compute_ns - forward)
+        if assumed.share:
+            self._add_link(program, assumed.share, first, second)
         budget = int(self.budget * (1 - assumed.under_way))
         for moment, more in self.moments.items():
-            key = moment, bool(share)
-            if key not in self._memory:
-                self._memory[key] = rows.memory(moment)
-            unless = None if moment.region is None else Chosen("region", moment.region)
-            program.within(self._memory[key], budget - more, unless)
+            memory = self._memory_at(moment, offload=bool(assumed.share))
+            program.within(memory, budget - more, self._unless(moment))
         return program
+
+    def _choices_only(self, assumed: _Assumed) -> IntegerProgram:
+        """Regions that overlap exclude each other, and only a region that is checkpointed keeps results."""
+        program, regions = IntegerProgram(tied=assumed.tied), self.choices.regions
+        for r, region in enumerate(regions):
+            own = program.binary(Chosen("region", r))
+            for k in self.choices.keepable[r]:
+                program.row({own: 1.0, program.binary(Chosen("keep", r, k)): -1.0}, 0.0)
+            if not any(n != r and _contains(region, other) for n, other in enumerate(regions)):
+                around = (n for n, other in enumerate(regions) if _contains(other, region))
+                at_most_one(program, (Chosen("region", n) for n in around))
+        return program
+
+    def _memory_at(self, moment: Moment, offload: bool) -> Memory:
+        key = moment, offload
+        if key not in self._memory:
+            self._memory[key] = (self.rows if offload else self.resident).memory(moment)
+        return self._memory[key]
+
+    def _unless(self, moment: Moment) -> Chosen | None:
+        """The region without which a moment does not exist."""
+        return None if moment.region is None else Chosen("region", moment.region)
 
     def _add_link(self, program: IntegerProgram, share: float, first: int, second: int) -> None:
         """Offloads take time on the link, in forward and in backward."""
@@ -197,6 +236,6 @@ class Search:
             program.row(row, 0.0)
 
 
-def _contains(outer: object, inner: object) -> bool:
+def _contains(outer: Region, inner: Region) -> bool:
     """Whether a region contains another, or is it."""
-    return outer.first <= inner.first and inner.stop <= outer.stop  # type: ignore[attr-defined]
+    return outer.first <= inner.first and inner.stop <= outer.stop

@@ -75,13 +75,21 @@ class AsyncOffload:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Offloads what autograd saves inside the context."""
-        self._choice.begin()
+        self.begin_step()
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
             self._choice.end()
-            self._saved, self._by_storage, self._offloading = [], {}, []
+            self._forget()
+
+    def begin_step(self) -> None:
+        """Begins another step inside the context."""
+        self._forget()
+        self._choice.begin()
+
+    def _forget(self) -> None:
+        self._saved, self._by_storage, self._offloading = [], {}, []
 
     def _pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
         storage = self._offloadable(tensor) if self._choice.chooses(tensor) else None

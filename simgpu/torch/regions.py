@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -63,6 +64,7 @@ def _contexts(keeps: Kept) -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
+#: By device, what counts batches while a region runs again.
 _SCRATCH: dict[torch.device, torch.Tensor] = {}
 
 
@@ -84,7 +86,8 @@ def statistics_unchanged(module: nn.Module) -> Iterator[None]:
 
 def _scratch(device: torch.device) -> torch.Tensor:
     if device not in _SCRATCH:
-        _SCRATCH[device] = torch.zeros((), dtype=torch.long, device=device)
+        with _disable_current_modes():  # the region's operators must be the same each time it runs
+            _SCRATCH[device] = torch.zeros((), dtype=torch.long, device=device)
     return _SCRATCH[device]
 
 

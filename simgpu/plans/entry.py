@@ -1,0 +1,194 @@
+"""`plan`: the fastest plan for a recorded iteration within a budget that PyTorch can run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.bounds import time_lower_bound
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import NodeSpec
+from simgpu.plans.candidate import Candidate
+from simgpu.plans.choices import Choices
+from simgpu.plans.regions import Steps
+from simgpu.plans.search import Found, Search
+from simgpu.simulation.run import simulate
+from simgpu.torch.plan import KeptResult, MadeFor, OffloadedTensor, Plan, Predicted, RecomputedModule
+from simgpu.torch.types import tensor_type
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import BlockKind, Trace
+from simgpu.units import format_bytes, parse_bytes
+
+_UNLIMITED = 1 << 60
+
+
+def plan(
+    trace: Trace,
+    node: NodeSpec | str | Path,
+    budget: int | str | None = None,
+    *,
+    offload: bool = True,
+    compare: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Plan:
+    """The fastest plan that was found for a recorded iteration within a budget.
+
+    Modules may keep only their inputs, and single results of theirs, and run again in backward; what is saved elsewhere
+    may be offloaded. The plan's lower bound holds for all such plans.
+
+    trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when. budget: bytes or
+    a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
+    whether to run policy `joint`, which no way of running restricts, beside it. progress: receives a line of text at a
+    time.
+
+    Raises `InputError` for a trace that lacks calls of modules, and where no plan fits.
+    """
+    chosen = node if isinstance(node, NodeSpec) else load_node(node)
+    limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
+    _check(trace)
+    steps = Steps(trace)
+    search = Search(Choices(steps, offload=offload), chosen, limit, progress)
+    found = search.run()
+    if found is None:
+        raise _no_plan(search, trace, limit)
+    base = Candidate(steps).run(chosen, _UNLIMITED)
+    any_step, any_bound = _unrestricted(trace, chosen, limit, progress) if compare else (None, None)
+    result = found.candidate.run(chosen, limit)
+    reserved = simulate(
+        found.candidate.planned.trace, chosen, found.candidate.policy, budget=_UNLIMITED, pool="caching"
+    )
+    planned = found.candidate.planned
+    return Plan(
+        made_for=made_for(trace),
+        execute="eager",
+        policy="joint",
+        node=chosen.name,
+        budget_bytes=limit,
+        recompute=_recomputed(steps, found),
+        calls={module: count for module, count in _calls(steps).items() if module in _modules(found)},
+        offload=_offloaded(found),
+        prefetch=found.candidate.prefetch,
+        stash=found.candidate.stash,
+        predicted=Predicted(
+            step_ns=result.iteration_ns,
+            peak_bytes=result.metrics.device_peak_bytes,
+            plain_step_ns=base.iteration_ns,
+            plain_peak_bytes=base.metrics.device_peak_bytes,
+            recomputed_kernels=sum(map(len, planned.reruns)),
+            recompute_ns=found.candidate.recompute_ns,
+            d2h_bytes=result.metrics.copied_bytes.get("d2h", 0),
+            h2d_bytes=result.metrics.copied_bytes.get("h2d", 0),
+            bound_ns=found.bound_ns,
+            reserved_bytes=reserved.metrics.reserved_bytes,
+            any_step_ns=any_step,
+            any_bound_ns=any_bound,
+        ),
+    )
+
+
+def made_for(trace: Trace) -> MadeFor:
+    """What identifies the iteration that a plan is for."""
+    weights = [block for block in trace.blocks if block.kind is BlockKind.WEIGHT]
+    info = trace.info
+    return MadeFor(
+        model=info.model,
+        batch=info.batch,
+        format=info.format,
+        device=info.device,
+        origin=str(info.origin),
+        digest=digest(trace),
+        parameters={each.id: tensor_type(each.dtype or "", each.shape or ()) for each in weights},
+    )
+
+
+def digest(trace: Trace) -> str:
+    """SHA-256 of what a plan depends on: operators, what they access, sizes, saved tensors and calls; not times."""
+    text = hashlib.sha256()
+    for kernel in trace.kernels:
+        text.update(repr((kernel.op, kernel.phase.value, kernel.layer, kernel.reads, kernel.writes)).encode())
+    for block in trace.blocks:
+        text.update(repr((block.id, block.bytes, block.kind.value, block.release)).encode())
+    for row in (*trace.saved, *trace.modules):
+        text.update(repr(row).encode())
+    return text.hexdigest()
+
+
+def _check(trace: Trace) -> None:
+    if problems := check_trace(trace):
+        raise InputError(problems)
+    lacks = not trace.modules or any(each.freed_after is None for each in trace.saved)
+    if lacks:
+        what = "has no calls of modules, or not when autograd frees what it saved, which a plan needs"
+        remedy = "record the model with `simgpu record`, or give the model to `simgpu plan`"
+        raise InputError.single(trace.name or trace.info.model, "modules", what, remedy)
+
+
+def _calls(steps: Steps) -> Counter[str]:
+    return Counter(region.module for region in steps.regions())
+
+
+def _modules(found: Found) -> set[str]:
+    return {each.region.module for each in found.candidate.regions}
+
+
+def _recomputed(steps: Steps, found: Found) -> tuple[RecomputedModule, ...]:
+    kernels, result = steps.trace.kernels, []
+    for each, rerun in zip(found.candidate.regions, found.candidate.planned.reruns, strict=True):
+        seen: Counter[str] = Counter()
+        keep = []
+        for k in range(each.region.first, each.region.stop):
+            if k in each.keeps:
+                keep.append(KeptResult(op=kernels[k].op, number=seen[kernels[k].op], kernel=kernels[k].id))
+            seen[kernels[k].op] += 1
+        time_ns = sum(kernels[k].duration_ns for k in rerun)
+        region = each.region
+        result.append(
+            RecomputedModule(
+                module=region.module, call=region.call, keep=tuple(keep), kernels=len(rerun), time_ns=time_ns
+            )
+        )
+    return tuple(result)
+
+
+def _offloaded(found: Found) -> tuple[OffloadedTensor, ...]:
+    trace, names = found.candidate.planned.trace, set(found.candidate.offloaded)
+    seen: Counter[str] = Counter()
+    result = []
+    for row in trace.saved:
+        kind = tensor_type(row.dtype or "", row.shape or ())
+        if row.block in names:
+            size = trace.block_by_id[row.block].bytes
+            module = row.layer or ""
+            result.append(OffloadedTensor(module=module, type=kind, number=seen[kind], block=row.block, bytes=size))
+        seen[kind] += 1
+    return tuple(result)
+
+
+def _unrestricted(
+    trace: Trace, node: NodeSpec, budget: int, progress: Callable[[str], None]
+) -> tuple[int | None, int | None]:
+    """Step time of policy `joint`, and the lower bound of its placements."""
+    progress("running policy joint, which nothing restricts")
+    try:
+        step = simulate(trace, node, "joint", budget=budget).iteration_ns
+    except OutOfMemoryError:
+        step = None
+    return step, time_lower_bound(trace, node, budget=budget).ns
+
+
+def _no_plan(search: Search, trace: Trace, budget: int) -> InputError:
+    """The error where no plan fits: how much the smallest needs, and what of it no plan can move."""
+    held: Counter[str] = Counter()
+    for block in trace.blocks:
+        if block.persistent:
+            held[block.kind.value.replace("_", " ")] += block.bytes
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held.most_common() if size)
+    least = search.smallest()
+    what = f"no plan fits into {format_bytes(budget)}: the smallest peak of a plan is {format_bytes(least)}"
+    if held.total() > budget // 2:
+        what += f", of which {format_bytes(held.total())} are there before the step begins ({parts})"
+    remedy = "a plan moves saved tensors only: give more memory, a smaller batch, or fewer bytes of weights and states"
+    return InputError.single(trace.name or trace.info.model, "budget", what, remedy)

@@ -1,0 +1,73 @@
+"""Applies a plan to a model: recomputes its modules, and offloads what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.torch.copies import copies_of
+from simgpu.torch.listed import Listed
+from simgpu.torch.offload import AsyncOffload
+from simgpu.torch.plan import Plan
+from simgpu.torch.regions import regions_applied
+from simgpu.torch.transfers import Tally
+from simgpu.torch.types import tensor_type
+
+#: Differences from the plan's model that a message names.
+_LISTED = 3
+
+
+@contextmanager
+def applied(plan: Plan, model: nn.Module, tally: Tally | None = None) -> Iterator[None]:
+    """Runs steps of a model by a plan inside the context; see `Plan.apply`. tally: counts the copied bytes."""
+    check_model(plan, model)
+    keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
+    with ExitStack() as stack:
+        stack.enter_context(regions_applied(model, keeps, plan.calls))
+        if plan.offload:
+            listed = Listed({(each.type, each.number): each.module for each in plan.offload})
+            copies = copies_of(device_of(model))
+            offload = AsyncOffload(copies, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
+            handle = model.register_forward_pre_hook(lambda *_: offload.begin_step())
+            stack.callback(handle.remove)
+            stack.enter_context(offload.step())
+        yield
+
+
+def check_model(plan: Plan, model: nn.Module) -> None:
+    """Raises `InputError` with the first differences between a model and the one that a plan is for."""
+    own = {
+        name: tensor_type(str(each.dtype).removeprefix("torch."), each.shape) for name, each in model.named_parameters()
+    }
+    where, remedy = f"plan for {plan.made_for.model}", "make the plan anew with `simgpu plan`"
+    problems = []
+    for name, kind in plan.made_for.parameters.items():
+        if name not in own:
+            problems.append(Problem(where, name, "the model has no such parameter", did_you_mean(name, own)))
+        elif own[name] != kind:
+            problems.append(Problem(where, name, f"is {own[name]} in the model, and {kind} in the plan", remedy))
+    for name in own:
+        if name not in plan.made_for.parameters:
+            problems.append(Problem(where, name, "the plan does not know this parameter of the model", remedy))
+    known = dict(model.named_modules())
+    for each in plan.recompute:
+        if each.module not in known:
+            problems.append(
+                Problem(where, each.module, "the model has no such module", did_you_mean(each.module, known))
+            )
+    if problems:
+        more = len(problems) - _LISTED
+        raise InputError([*problems[:_LISTED], *([_more(where, more)] if more > 0 else [])])
+
+
+def _more(where: str, count: int) -> Problem:
+    return Problem(where, "", f"and {count} more differences", "")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's parameters."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
