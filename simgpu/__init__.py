@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from simgpu.importers.snapshot.load import load_snapshot
     from simgpu.papers.reproduce import reproduce
     from simgpu.papers.reproduction import Reproduction
+    from simgpu.plans.entry import plan
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
     from simgpu.recorder.requests import record_requests
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from simgpu.simulation.result import Result
     from simgpu.simulation.run import simulate
     from simgpu.timeline.model import Timeline
+    from simgpu.torch.plan import Plan, read_plan
     from simgpu.trace.folder import load_trace, write_trace
     from simgpu.trace.model import Trace
     from simgpu.workloads.rescale.entry import at_batch
@@ -90,6 +92,7 @@ _NAMES = {
     "simgpu.importers.snapshot.load": ("load_snapshot",),
     "simgpu.papers.reproduce": ("reproduce",),
     "simgpu.papers.reproduction": ("Reproduction",),
+    "simgpu.plans.entry": ("plan",),
     "simgpu.policies.registry": ("policy_names",),
     "simgpu.recorder": ("record",),
     "simgpu.recorder.requests": ("record_requests",),
@@ -99,6 +102,7 @@ _NAMES = {
     "simgpu.simulation.result": ("Result",),
     "simgpu.simulation.run": ("simulate",),
     "simgpu.timeline.model": ("Timeline",),
+    "simgpu.torch.plan": ("Plan", "read_plan"),
     "simgpu.trace.folder": ("load_trace", "write_trace"),
     "simgpu.trace.model": ("Trace",),
     "simgpu.workloads.rescale.entry": ("at_batch",),
@@ -114,6 +118,7 @@ __all__ = [
     "MaxBatch",
     "NodeSpec",
     "OutOfMemoryError",
+    "Plan",
     "Reproduction",
     "Result",
     "RunConfig",
@@ -141,10 +146,12 @@ __all__ = [
     "max_batch",
     "memory_lower_bound",
     "node_names",
+    "plan",
     "policy_names",
     "profile_arrays",
     "profile_files",
     "profile_snapshots",
+    "read_plan",
     "record",
     "record_requests",
     "record_step",

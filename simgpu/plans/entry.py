@@ -186,7 +186,7 @@ def _no_plan(search: Search, trace: Trace, budget: int) -> InputError:
         if block.persistent:
             held[block.kind.value.replace("_", " ")] += block.bytes
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held.most_common() if size)
-    least = search.smallest()
+    least = search.smallest().peak
     what = f"no plan fits into {format_bytes(budget)}: the smallest peak of a plan is {format_bytes(least)}"
     if held.total() > budget // 2:
         what += f", of which {format_bytes(held.total())} are there before the step begins ({parts})"

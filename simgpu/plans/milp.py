@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,23 +126,38 @@ def solve(program: IntegerProgram) -> Solution | None:
     rows, columns, values = (list(each) for each in zip(*entries, strict=True)) if entries else ([], [], [])
     matrix = csr_array((values, (rows, columns)), shape=(len(program.rows), count))
     least = np.array([least for _, least in program.rows])
-    answer = milp(
-        cost,
-        constraints=LinearConstraint(matrix, lb=least) if program.rows else (),
-        integrality=np.array(program.integral),
-        bounds=Bounds(np.zeros(count), np.array(program.upper)),
-        options={
-            "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
-            "time_limit": _TIME_LIMIT_S,
-            "mip_rel_gap": _GAP,
-        },
-    )
+    with _without_output():
+        answer = milp(
+            cost,
+            constraints=LinearConstraint(matrix, lb=least) if program.rows else (),
+            integrality=np.array(program.integral),
+            bounds=Bounds(np.zeros(count), np.array(program.upper)),
+            options={
+                "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
+                "time_limit": _TIME_LIMIT_S,
+                "mip_rel_gap": _GAP,
+            },
+        )
     if answer.x is None:
         return None
     ones = {name for name, column in program.columns.items() if program.integral[column] and answer.x[column] > 0.5}
     names = ones | {name for name, other in program.tied.items() if other in ones}
     bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
     return Solution(frozenset(names), float(answer.fun), float(bound))
+
+
+@contextmanager
+def _without_output() -> Iterator[None]:
+    """Discards what is written to the process's standard output: HiGHS leaves lines of its own there."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def at_most_one(program: IntegerProgram, variables: Iterable[Chosen]) -> None:

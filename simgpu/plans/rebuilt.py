@@ -16,8 +16,8 @@ def candidate_of(plan: Plan, trace: Trace) -> Candidate:
     if digest(trace) != plan.made_for.digest:
         made = plan.made_for
         what = (
-            f"the plan is for {made.model}, batch {made.batch}, {made.format}, {made.origin} for {made.device}; this is "
-            f"another iteration: {trace.info.model}, batch {trace.info.batch}, {trace.info.provenance}"
+            f"the plan is for {made.model}, batch {made.batch}, {made.format}, {made.origin} for {made.device}; "
+            f"this is another iteration: {trace.info.model}, batch {trace.info.batch}, {trace.info.provenance}"
         )
         raise InputError.single("plan", "made_for", what, "make the plan anew with `simgpu plan`")
     steps = Steps(trace)

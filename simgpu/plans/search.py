@@ -63,6 +63,13 @@ class Found(NamedTuple):
     tried: int
 
 
+class Smallest(NamedTuple):
+    """The peak of device memory, in bytes, and the candidate that has it."""
+
+    peak: int
+    candidate: Candidate
+
+
 @dataclass
 class Search:
     """progress: is told what is being solved."""
@@ -90,9 +97,9 @@ class Search:
             for candidate, solution in self._fitting(assumed):
                 if not assumed.tied and not assumed.share:
                     bound = solution.bound
-                for timed in self._timed(candidate):
-                    if best is None or timed[:2] < best[:2]:
-                        best = timed
+                best = min((each for each in (best, *self._timed(candidate)) if each), key=_cost, default=None)
+        if best is None:
+            best = min(self._timed(self.smallest().candidate), key=_cost, default=None)
         if self.choices.offloadable:
             # With the whole link and no memory under way, the program allows all that plans can do.
             self.progress("planning, for a lower bound")
@@ -103,9 +110,10 @@ class Search:
         time_ns, peak, candidate = best
         return Found(candidate, time_ns, peak, min(int(bound), time_ns), self.tried)
 
-    def smallest(self) -> int:
-        """The smallest peak of a plan, in bytes; of networks with many choices, of those that were looked at."""
-        best = self.choices.candidate({}).trail(self.node).peak
+    def smallest(self) -> Smallest:
+        """The plan with the smallest peak; of networks with many choices, of those that were looked at."""
+        plain = self.choices.candidate({})
+        best = Smallest(plain.trail(self.node).peak, plain)
         for _ in range(_ROUNDS):
             program = self._choices_only(_Assumed(share=1.0))
             most = program.number("most")
@@ -117,7 +125,7 @@ class Search:
                 break
             candidate = self._candidate(solution)
             trail = candidate.trail(self.node)
-            best = min(best, trail.peak)
+            best = min(best, Smallest(trail.peak, candidate), key=lambda each: each.peak)
             limit = int(solution.value * self.budget * (1 + _SMALLEST_GAP))
             known = len(self.moments)
             self._add_moments(candidate, trail, limit)
@@ -239,3 +247,8 @@ class Search:
 def _contains(outer: Region, inner: Region) -> bool:
     """Whether a region contains another, or is it."""
     return outer.first <= inner.first and inner.stop <= outer.stop
+
+
+def _cost(timed: tuple[int, int, Candidate]) -> tuple[int, int]:
+    """Step time, then peak memory."""
+    return timed[:2]

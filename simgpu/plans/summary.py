@@ -1,0 +1,98 @@
+"""What a plan does, in the words of the model: modules by pattern, with the numbers of their layers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from simgpu.torch.plan import OffloadedTensor, Plan, RecomputedModule
+from simgpu.units import format_bytes, format_time
+
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+
+
+def summary(plan: Plan) -> list[str]:
+    """One line for each kind of module that is recomputed, and of tensor that is offloaded.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    lines = [*_recomputed(plan.recompute), *_offloaded(plan.offload)]
+    if plan.offload:
+        lines.append(f"prefetch {plan.prefetch} blocks ahead; at most {plan.stash} are under way to the host")
+    return lines or ["keep everything"]
+
+
+def facts(plan: Plan) -> list[tuple[str, str]]:
+    """What the plan is for and what it is predicted to cost, as names and texts."""
+    made, cost = plan.made_for, plan.predicted
+    slower = cost.step_ns / cost.plain_step_ns - 1 if cost.plain_step_ns else 0.0
+    result = [
+        ("plan", f"{made.model}, batch {made.batch}, {made.format}; {made.origin} for {made.device}"),
+        ("budget", f"{format_bytes(plan.budget_bytes)} on {plan.node}"),
+        ("peak memory", f"{format_bytes(cost.peak_bytes)}; without the plan {format_bytes(cost.plain_peak_bytes)}"),
+    ]
+    if cost.reserved_bytes is not None:
+        result.append(("", f"{format_bytes(cost.reserved_bytes)} reserved by PyTorch's caching allocator"))
+    with_plan, plain = format_time(cost.step_ns), format_time(cost.plain_step_ns)
+    result.append(("step time", f"{with_plan}, {slower:.1%} longer than {plain} without the plan"))
+    if cost.bound_ns is not None:
+        result.append(("lower bound", _distance(cost.step_ns, cost.bound_ns, "of plans that run operator by operator")))
+    if cost.any_step_ns is not None:
+        result.append(("unrestricted", f"policy joint: {format_time(cost.any_step_ns)}"))
+    if cost.any_bound_ns is not None:
+        result.append(("", _distance(cost.step_ns, cost.any_bound_ns, "of all placements")))
+    again = f"{cost.recomputed_kernels} operators again, {format_time(cost.recompute_ns)}"
+    result.append(("recomputed", again))
+    if cost.d2h_bytes or cost.h2d_bytes:
+        result.append(("copied", f"{format_bytes(cost.d2h_bytes)} to the host, {format_bytes(cost.h2d_bytes)} back"))
+    return result
+
+
+def _distance(step_ns: int, bound_ns: int, of: str) -> str:
+    over = step_ns / bound_ns - 1 if bound_ns else 0.0
+    return f"{format_time(bound_ns)} {of}; this one is {over:.1%} above it"
+
+
+def _recomputed(modules: Sequence[RecomputedModule]) -> Iterable[str]:
+    groups: defaultdict[tuple[str, str], list[RecomputedModule]] = defaultdict(list)
+    for each in modules:
+        kept = Counter(kept.op.rpartition("::")[2] for kept in each.keep)
+        text = ", ".join(f"{op}" if count == 1 else f"{count} {op}" for op, count in kept.items())
+        groups[_NUMBER.sub("*", each.module), text].append(each)
+    for (pattern, kept_text), members in groups.items():
+        keeps = f", keep the results of {kept_text}" if kept_text else ""
+        yield f"recompute {pattern}{_numbers(pattern, [each.module for each in members])}{keeps}"
+
+
+def _offloaded(tensors: Sequence[OffloadedTensor]) -> Iterable[str]:
+    blocks: dict[str, OffloadedTensor] = {}
+    for each in tensors:
+        blocks.setdefault(each.block, each)
+    groups: defaultdict[tuple[str, str], list[OffloadedTensor]] = defaultdict(list)
+    for each in blocks.values():
+        groups[_NUMBER.sub("*", each.module), each.type].append(each)
+    for (pattern, kind), members in groups.items():
+        size = format_bytes(sum(each.bytes for each in members))
+        where = _numbers(pattern, [each.module for each in members])
+        yield f"offload what {pattern or 'the model'} saves{where}: {len(members)} of {kind}, {size}"
+
+
+def _numbers(pattern: str, modules: Sequence[str]) -> str:
+    """The numbers in the modules' paths, where there is one in each."""
+    if pattern.count("*") != 1:
+        count = len(modules)
+        return f" ({count} modules)" if "*" in pattern else f" ({count} times)" if count > 1 else ""
+    numbers = sorted({int(number) for each in modules for number in _NUMBER.findall(each)})
+    return f" ({ranges(numbers)})"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text."""
+    parts = []
+    for _, group in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+        run = [number for _, number in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)
