@@ -14,7 +14,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
 from simgpu.plans.regions import Steps
-from simgpu.plans.search import Found, Search
+from simgpu.plans.search import Found, Search, smallest
 from simgpu.simulation.run import simulate
 from simgpu.torch.plan import KeptResult, MadeFor, OffloadedTensor, Plan, Predicted, RecomputedModule
 from simgpu.torch.types import tensor_type
@@ -53,7 +53,7 @@ def plan(
     search = Search(Choices(steps, offload=offload), chosen, limit, progress)
     found = search.run()
     if found is None:
-        raise _no_plan(search, trace, limit)
+        raise _no_plan(smallest(search.choices, chosen).peak, trace, limit)
     base = Candidate(steps).run(chosen, _UNLIMITED)
     any_step, any_bound = _unrestricted(trace, chosen, limit, progress) if compare else (None, None)
     result = found.candidate.run(chosen, limit)
@@ -179,14 +179,13 @@ def _unrestricted(
     return step, time_lower_bound(trace, node, budget=budget).ns
 
 
-def _no_plan(search: Search, trace: Trace, budget: int) -> InputError:
+def _no_plan(least: int, trace: Trace, budget: int) -> InputError:
     """The error where no plan fits: how much the smallest needs, and what of it no plan can move."""
     held: Counter[str] = Counter()
     for block in trace.blocks:
         if block.persistent:
             held[block.kind.value.replace("_", " ")] += block.bytes
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held.most_common() if size)
-    least = search.smallest().peak
     what = f"no plan fits into {format_bytes(budget)}: the smallest peak of a plan is {format_bytes(least)}"
     if held.total() > budget // 2:
         what += f", of which {format_bytes(held.total())} are there before the step begins ({parts})"

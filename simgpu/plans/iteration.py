@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -33,8 +33,7 @@ AGAIN = "~again"
 SCRATCH = "plan.batches"
 
 
-@dataclass(frozen=True)
-class Checkpointed:
+class Checkpointed(NamedTuple):
     """A region that is checkpointed. keeps: the kernels whose results it keeps."""
 
     region: Region

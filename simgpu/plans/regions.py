@@ -170,6 +170,9 @@ class Steps:
                 if own[b] not in inside and not self.trace.blocks[b].persistent:
                     return f"changes {self.trace.blocks[b].id} in place, which existed before it"
         for k in again:
+            for b in self.writes[k]:
+                if self.trace.blocks[b].persistent and not self._is_statistic(k, b):
+                    return f"changes {self.trace.blocks[b].id}, which would change twice"
             for b in self.reads[k]:
                 block = self.trace.blocks[b]
                 if block.persistent or own[b] in inside:
@@ -179,6 +182,10 @@ class Steps:
                 if any(region.first <= w < start for w in self.writers.get(b, ())):
                     return f"reads {block.id}, which is changed in place before backward"
         return ""
+
+    def _is_statistic(self, k: int, b: int) -> bool:
+        """Whether a kernel updates running statistics, which a rerun leaves as they are (`simgpu.torch.regions`)."""
+        return "batch_norm" in self.trace.kernels[k].op or self.trace.blocks[b].id.endswith("num_batches_tracked")
 
     def keepable(self, region: Region) -> Iterator[int]:
         """The kernels of a region whose results PyTorch can keep while the others run again.

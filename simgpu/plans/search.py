@@ -35,6 +35,8 @@ _SHARES = ((1.0, 0.04, 8), (0.7, 0.04, 4), (0.4, 0.04, 8))
 _AHEAD = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (8, 16), (16, 16))
 
 
+#: The part of a copy's time that counts although it overlaps with compute, so that nothing is offloaded without need.
+_NEEDLESS = 0.001
 #: A smallest peak is looked for until it is this close to what an integer program says.
 _SMALLEST_GAP = 0.002
 
@@ -99,7 +101,7 @@ class Search:
                     bound = solution.bound
                 best = min((each for each in (best, *self._timed(candidate)) if each), key=_cost, default=None)
         if best is None:
-            best = min(self._timed(self.smallest().candidate), key=_cost, default=None)
+            best = min(self._timed(smallest(self.choices, self.node).candidate), key=_cost, default=None)
         if self.choices.offloadable:
             # With the whole link and no memory under way, the program allows all that plans can do.
             self.progress("planning, for a lower bound")
@@ -108,9 +110,11 @@ class Search:
         if best is None:
             return None
         time_ns, peak, candidate = best
-        return Found(candidate, time_ns, peak, min(int(bound), time_ns), self.tried)
+        # Each region and result was counted with a nanosecond too much.
+        more = len(self.choices.regions) + sum(map(len, self.choices.keepable))
+        return Found(candidate, time_ns, peak, max(min(int(bound) - more, time_ns), 0), self.tried)
 
-    def smallest(self) -> Smallest:
+    def least_peak(self) -> Smallest:
         """The plan with the smallest peak; of networks with many choices, of those that were looked at."""
         plain = self.choices.candidate({})
         best = Smallest(plain.trail(self.node).peak, plain)
@@ -198,14 +202,16 @@ class Search:
         program.row({first: 1.0}, forward)
         again = defaultdict(float, {second: 1.0})
         for r in range(len(self.choices.regions)):
-            # A nanosecond for each region, result and copy, so that nothing is chosen without need.
-            time_ns = sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r])
-            again[program.binary(Chosen("region", r))] -= time_ns + 1.0
+            region, again_ns = Chosen("region", r), sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r])
+            again[program.binary(region)] -= again_ns
             for k in self.choices.keepable[r]:
-                again[program.binary(Chosen("keep", r, k))] += trace.kernels[k].duration_ns - 1.0
+                again[program.binary(Chosen("keep", r, k))] += trace.kernels[k].duration_ns
+            # A nanosecond for each region and result, so that nothing is chosen without need.
+            for choice in (region, *(Chosen("keep", r, k) for k in self.choices.keepable[r])):
+                program.cost[program.binary(choice)] = program.cost.get(program.binary(choice), 0.0) + 1.0
         program.row(again, trace.compute_ns - forward)
         if assumed.share:
-            self._add_link(program, assumed.share, first, second)
+            self._add_link(program, assumed.share, first, second, is_bound=not assumed.under_way)
         budget = int(self.budget * (1 - assumed.under_way))
         for moment, more in self.moments.items():
             memory = self._memory_at(moment, offload=bool(assumed.share))
@@ -234,13 +240,16 @@ class Search:
         """The region without which a moment does not exist."""
         return None if moment.region is None else Chosen("region", moment.region)
 
-    def _add_link(self, program: IntegerProgram, share: float, first: int, second: int) -> None:
+    def _add_link(self, program: IntegerProgram, share: float, first: int, second: int, *, is_bound: bool) -> None:
         """Offloads take time on the link, in forward and in backward."""
         link, blocks = self.node.link, self.choices.steps.trace.blocks
         for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
             row = defaultdict(float, {column: 1.0})
             for b in self.choices.offloadable:
-                row[program.binary(Chosen("offload", b))] -= blocks[b].bytes * 1e9 / (bandwidth * share) + 1.0
+                choice, time_ns = program.binary(Chosen("offload", b)), blocks[b].bytes * 1e9 / bandwidth
+                row[choice] -= time_ns / share
+                if not is_bound:
+                    program.cost[choice] = program.cost.get(choice, 0.0) + 1.0 + time_ns * _NEEDLESS
             program.row(row, 0.0)
 
 
@@ -252,3 +261,9 @@ def _contains(outer: Region, inner: Region) -> bool:
 def _cost(timed: tuple[int, int, Candidate]) -> tuple[int, int]:
     """Step time, then peak memory."""
     return timed[:2]
+
+
+def smallest(choices: Choices, node: NodeSpec) -> Smallest:
+    """The plan with the smallest peak; of networks with many choices, of those that were looked at."""
+    plain = choices.candidate({}).trail(node).peak
+    return Search(choices, node, plain).least_peak()

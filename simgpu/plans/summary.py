@@ -10,7 +10,9 @@ from itertools import groupby
 from simgpu.torch.plan import OffloadedTensor, Plan, RecomputedModule
 from simgpu.units import format_bytes, format_time
 
-_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+#: A bound that is missed by less than this part counts as reached.
+_REACHED = 0.0005
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def summary(plan: Plan) -> list[str]:
@@ -37,7 +39,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     if cost.reserved_bytes is not None:
         result.append(("", f"{format_bytes(cost.reserved_bytes)} reserved by PyTorch's caching allocator"))
     with_plan, plain = format_time(cost.step_ns), format_time(cost.plain_step_ns)
-    result.append(("step time", f"{with_plan}, {slower:.1%} longer than {plain} without the plan"))
+    result.append(("step time", f"{with_plan}; without the plan {plain} ({slower:+.1%})"))
     if cost.bound_ns is not None:
         result.append(("lower bound", _distance(cost.step_ns, cost.bound_ns, "of plans that run operator by operator")))
     if cost.any_step_ns is not None:
@@ -53,7 +55,8 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
 
 def _distance(step_ns: int, bound_ns: int, of: str) -> str:
     over = step_ns / bound_ns - 1 if bound_ns else 0.0
-    return f"{format_time(bound_ns)} {of}; this one is {over:.1%} above it"
+    reached = "this one reaches it" if over < _REACHED else f"this one is {over:.1%} above it"
+    return f"{format_time(bound_ns)} {of}; {reached}"
 
 
 def _recomputed(modules: Sequence[RecomputedModule]) -> Iterable[str]:
@@ -71,20 +74,20 @@ def _offloaded(tensors: Sequence[OffloadedTensor]) -> Iterable[str]:
     blocks: dict[str, OffloadedTensor] = {}
     for each in tensors:
         blocks.setdefault(each.block, each)
-    groups: defaultdict[tuple[str, str], list[OffloadedTensor]] = defaultdict(list)
+    groups: defaultdict[str, list[OffloadedTensor]] = defaultdict(list)
     for each in blocks.values():
-        groups[_NUMBER.sub("*", each.module), each.type].append(each)
-    for (pattern, kind), members in groups.items():
-        size = format_bytes(sum(each.bytes for each in members))
-        where = _numbers(pattern, [each.module for each in members])
-        yield f"offload what {pattern or 'the model'} saves{where}: {len(members)} of {kind}, {size}"
+        groups[_NUMBER.sub("*", each.module)].append(each)
+    for pattern, members in groups.items():
+        size, where = format_bytes(sum(each.bytes for each in members)), _numbers(pattern, [e.module for e in members])
+        count = f"{len(members)} blocks" if len(members) > 1 else "a block"
+        yield f"offload {count} that {pattern or 'the model'}{where} saves, {size}"
 
 
 def _numbers(pattern: str, modules: Sequence[str]) -> str:
     """The numbers in the modules' paths, where there is one in each."""
     if pattern.count("*") != 1:
-        count = len(modules)
-        return f" ({count} modules)" if "*" in pattern else f" ({count} times)" if count > 1 else ""
+        count = len(set(modules))
+        return f" ({count} modules)" if count > 1 else ""
     numbers = sorted({int(number) for each in modules for number in _NUMBER.findall(each)})
     return f" ({ranges(numbers)})"
 

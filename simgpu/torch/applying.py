@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, Problem
 from simgpu.torch.copies import copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.offload import AsyncOffload
@@ -35,7 +35,10 @@ def applied(plan: Plan, model: nn.Module, tally: Tally | None = None) -> Iterato
             handle = model.register_forward_pre_hook(lambda *_: offload.begin_step())
             stack.callback(handle.remove)
             stack.enter_context(offload.step())
-        yield
+            yield
+            listed.check()
+        else:
+            yield
 
 
 def check_model(plan: Plan, model: nn.Module) -> None:
@@ -47,7 +50,7 @@ def check_model(plan: Plan, model: nn.Module) -> None:
     problems = []
     for name, kind in plan.made_for.parameters.items():
         if name not in own:
-            problems.append(Problem(where, name, "the model has no such parameter", did_you_mean(name, own)))
+            problems.append(Problem(where, name, "the model has no such parameter", remedy))
         elif own[name] != kind:
             problems.append(Problem(where, name, f"is {own[name]} in the model, and {kind} in the plan", remedy))
     for name in own:
@@ -56,9 +59,7 @@ def check_model(plan: Plan, model: nn.Module) -> None:
     known = dict(model.named_modules())
     for each in plan.recompute:
         if each.module not in known:
-            problems.append(
-                Problem(where, each.module, "the model has no such module", did_you_mean(each.module, known))
-            )
+            problems.append(Problem(where, each.module, "the model has no such module", remedy))
     if problems:
         more = len(problems) - _LISTED
         raise InputError([*problems[:_LISTED], *([_more(where, more)] if more > 0 else [])])

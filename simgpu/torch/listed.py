@@ -15,18 +15,20 @@ class Listed:
     """Chooses the listed tensors.
 
     listed: by type (`tensor_type`) and the number of earlier saved tensors of that type in a step, the module that
-    saves the tensor. A step begins with `begin`. At the end of a step, `check` raises `InputError` for the tensors that
-    were not saved.
+    saves the tensor. A step begins with `begin`, which raises `InputError` for what the step before it did not save.
     """
 
     def __init__(self, listed: Mapping[tuple[str, int], str]) -> None:
         self._listed = listed
         self._types = {kind for kind, _ in listed}
         self._seen: Counter[str] = Counter()
+        self._saved = False
 
     def begin(self) -> None:
         """A new step."""
+        self.check()
         self._seen.clear()
+        self._saved = False
 
     def end(self) -> None:
         """Nothing to do."""
@@ -34,14 +36,17 @@ class Listed:
     def chooses(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is listed; what is saved while backward runs does not count."""
         kind = tensor_type(str(tensor.dtype).removeprefix("torch."), tensor.shape)
-        if kind not in self._types or torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1:
+            return False
+        self._saved = True
+        if kind not in self._types:
             return False
         number = self._seen[kind]
         self._seen[kind] += 1
         return (kind, number) in self._listed
 
     def check(self) -> None:
-        """Raises `InputError` with every listed tensor that the step did not save."""
+        """Raises `InputError` with every listed tensor that the step did not save although it saved some."""
         problems = [
             Problem(
                 module,
@@ -50,7 +55,7 @@ class Listed:
                 "make the plan anew for this model and this batch",
             )
             for (kind, number), module in self._listed.items()
-            if self._seen[kind] <= number
+            if self._saved and self._seen[kind] <= number
         ]
         if problems:
             raise InputError(problems)

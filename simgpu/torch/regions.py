@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from simgpu.errors import InputError, Problem
+
 #: Results that a region keeps: the name of an operator, and how many calls of it came before in the region.
 Kept = Collection[tuple[str, int]]
 
 
-def checkpointed(module: nn.Module, forward: Callable[..., Any], keeps: Kept) -> Callable[..., Any]:
-    """The module's forward, of which backward runs again what it needs, except operators whose results are kept."""
+def checkpointed(path: str, module: nn.Module, forward: Callable[..., Any], keeps: Kept) -> Callable[..., Any]:
+    """The module's forward, of which backward runs again what it needs, except operators whose results are kept.
+
+    It raises `InputError` naming `path` if forward does not run an operator whose result is to be kept.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         leaves, layout = tree_flatten((args, kwargs))
@@ -45,23 +49,47 @@ def checkpointed(module: nn.Module, forward: Callable[..., Any], keeps: Kept) ->
             with statistics_unchanged(module):
                 return forward(*own_args, **own_kwargs)
 
-        more: dict[str, Any] = {"context_fn": partial(_contexts, keeps)} if keeps else {}
-        return checkpoint(inner, *tensors, use_reentrant=False, **more)
+        if not keeps:
+            return checkpoint(inner, *tensors, use_reentrant=False)
+        keeping = _Keeping(keeps)
+        result = checkpoint(inner, *tensors, use_reentrant=False, context_fn=keeping.contexts)
+        keeping.check(path)
+        return result
 
     return run
 
 
-def _contexts(keeps: Kept) -> Any:
-    seen: Counter[tuple[str, bool]] = Counter()
+class _Keeping:
+    """Chooses the results that a call of a region keeps. seen: calls of each operator, in forward and when it runs
+    again, in which releases of PyTorch before 2.13 ask too."""
 
-    def policy(context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    def __init__(self, keeps: Kept) -> None:
+        self.keeps = keeps
+        self.seen: Counter[tuple[str, bool]] = Counter()
+
+    def contexts(self) -> Any:
+        """What `torch.utils.checkpoint` asks for."""
+        return create_selective_checkpoint_contexts(self._policy)
+
+    def _policy(self, context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         name = str(op._schema.name)
-        key = name, context.is_recompute
-        seen[key] += 1
-        is_kept = (name, seen[key] - 1) in keeps
+        key = name, bool(context.is_recompute)
+        self.seen[key] += 1
+        is_kept = (name, self.seen[key] - 1) in self.keeps
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.MUST_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    def check(self, path: str) -> None:
+        """Raises `InputError` for each result that does not exist."""
+        remedy = "make the plan anew for this model with `simgpu plan`"
+        problems = [
+            Problem(
+                path, op, f"the plan keeps result {number + 1}; forward ran it {self.seen[op, False]} times", remedy
+            )
+            for op, number in sorted(self.keeps)
+            if self.seen[op, False] <= number
+        ]
+        if problems:
+            raise InputError(problems)
 
 
 #: By device, what counts batches while a region runs again.
@@ -104,12 +132,12 @@ def regions_applied(
     with ExitStack() as stack:
         for path in dict.fromkeys(path for path, _ in regions):
             own = {call: keeps for (other, call), keeps in regions.items() if other == path}
-            stack.enter_context(_replaced_forward(modules[path], own, calls[path]))
+            stack.enter_context(_replaced_forward(path, modules[path], own, calls[path]))
         yield
 
 
 @contextmanager
-def _replaced_forward(module: nn.Module, keeps: Mapping[int, Kept], per_step: int) -> Iterator[None]:
+def _replaced_forward(path: str, module: nn.Module, keeps: Mapping[int, Kept], per_step: int) -> Iterator[None]:
     own = vars(module).get("forward")
     plain = module.forward
     count = 0
@@ -121,7 +149,7 @@ def _replaced_forward(module: nn.Module, keeps: Mapping[int, Kept], per_step: in
         call, count = count % per_step, count + 1
         if call not in keeps:
             return plain(*args, **kwargs)
-        return checkpointed(module, plain, keeps[call])(*args, **kwargs)
+        return checkpointed(path, module, plain, keeps[call])(*args, **kwargs)
 
     module.forward = forward
     try:

@@ -1,0 +1,84 @@
+"""Plans that run: what PyTorch does is what was planned, for models of many kinds at several budgets."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.plans.candidate import Candidate
+from simgpu.plans.checking import check_plan
+from simgpu.plans.choices import Choices
+from simgpu.plans.entry import plan
+from simgpu.plans.regions import Steps
+from simgpu.plans.search import smallest
+from simgpu.recorder import record
+from simgpu.torch.plan import Plan
+from tests.plans.models import MODELS
+
+NODE = load_node("v100")
+#: Where a budget lies between the smallest peak of a plan and that without a plan.
+PARTS = (0.0, 0.1, 0.3, 0.6, 0.9)
+
+
+def plan_of(name: str, part: float, offload: bool) -> Plan:
+    trace = record(MODELS[name], batch=16, repetitions=1, warmup=1)
+    steps = Steps(trace)
+    plain = Candidate(steps).trail(NODE).peak
+    least = smallest(Choices(steps, offload=offload), NODE).peak
+    return plan(trace, NODE, least + int((plain - least) * part), offload=offload)
+
+
+def expect_agreement(name: str, part: float, offload: bool) -> None:
+    made = plan_of(name, part, offload)
+    result = check_plan(made, MODELS[name])
+    assert [each for each in result.findings if each.agrees is False] == []
+    assert result["loss and gradients"].found == "the same bits"
+    assert result["peak memory"].agrees and not result.notes
+    assert made.predicted.peak_bytes <= made.budget_bytes
+    assert made.recompute or made.offload
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "offload"), [("resnet", 0.3, False), ("bert-bf16", 0.1, False), ("lstm-cells", 0.1, True)]
+)
+def test_pytorch_does_what_was_planned(name: str, part: float, offload: bool) -> None:
+    expect_agreement(name, part, offload)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float, offload: bool) -> None:
+    try:
+        expect_agreement(name, part, offload)
+    except InputError as error:
+        # At the smallest peak, copies that are under way may leave no room for any plan.
+        assert offload and part == 0.0 and "no plan fits" in str(error)
+
+
+def test_a_budget_below_all_plans_names_the_smallest_peak() -> None:
+    trace = record(MODELS["gpt"], batch=4, repetitions=1, warmup=1)
+    with pytest.raises(
+        InputError, match=r"(?s)no plan fits into 1 KiB: the smallest peak of a plan is .*KiB, of which "
+    ):
+        plan(trace, NODE, 1024)
+
+
+def test_a_trace_without_calls_of_modules_is_refused() -> None:
+    from simgpu.trace.folder import load_trace
+
+    with pytest.raises(InputError, match="has no calls of modules"):
+        plan(load_trace("resnet20-cifar-cpu"), NODE)
+
+
+def test_a_plan_of_another_iteration_says_so() -> None:
+    made = plan_of("convnet", 0.6, offload=True)
+    other = made.model_copy(update={"made_for": made.made_for.model_copy(update={"digest": "0"})})
+    result = check_plan(other, MODELS["convnet"])
+    assert result["loss and gradients"].agrees and len(result.notes) == 1
+    assert "the plan is for" in result.notes[0]

@@ -1,0 +1,132 @@
+"""Applying a plan: training goes on as without it, and the model is as before afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+
+import torch
+from torch import nn
+
+from simgpu.errors import InputError
+from simgpu.torch.plan import Plan, read_plan
+from tests.plans.iterations import training
+from tests.plans.models import MODELS
+from tests.plans.test_checking import plan_of
+
+
+def steps(name: str, plan: Plan | None, count: int = 3) -> dict[str, torch.Tensor]:
+    """The model's state after some steps, with a plan around all of them."""
+    train = training(name, batch=16)
+    workload, module = train.workload, train.workload.module
+    torch.manual_seed(1)
+
+    def run() -> None:
+        for _ in range(count):
+            workload.loss(workload.output(), *workload.labels).backward()
+            train.optimizer.step()
+            train.optimizer.zero_grad()
+
+    if plan is None:
+        run()
+    else:
+        plan.apply(module)(run)()
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "part", "offload"), [("convnet", 0.0, False), ("mobilenet", 0.1, True)])
+def test_training_with_a_plan_gives_the_same_weights_and_statistics(name: str, part: float, offload: bool) -> None:
+    plain, planned = steps(name, None), steps(name, plan_of(name, part, offload))
+    assert all(torch.equal(plain[key], planned[key]) for key in plain)
+
+
+def outside(module: nn.Module) -> tuple[Any, ...]:
+    """What a plan must leave as it was: the forward of each module, and its hooks."""
+    parts = list(module.modules())
+    return [vars(part).get("forward") for part in parts], [len(part._forward_pre_hooks) for part in parts]
+
+
+def test_a_model_is_as_before_after_a_plan_also_if_training_fails() -> None:
+    plan, train = plan_of("gpt", 0.1, offload=True), training("gpt", batch=16)
+    module = train.workload.module
+    before = outside(module)
+    with pytest.raises(ZeroDivisionError), plan.apply(module):
+        assert outside(module) != before
+        train.workload.output()
+        raise ZeroDivisionError
+    assert outside(module) == before
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        train.workload.loss(train.workload.output(), *train.workload.labels).backward()
+
+
+def test_evaluation_inside_a_plan_neither_counts_nor_changes() -> None:
+    plan, train = plan_of("lstm-cells", 0.1, offload=True), training("lstm-cells", batch=16)
+    module, workload = train.workload.module, train.workload
+    with plan.apply(module):
+        with torch.no_grad():
+            evaluated = workload.output()
+        workload.loss(workload.output(), *workload.labels).backward()
+        gradient = module.head.weight.grad.clone()
+    module.zero_grad()
+    workload.loss(workload.output(), *workload.labels).backward()
+    assert torch.equal(gradient, module.head.weight.grad)
+    assert torch.equal(evaluated, workload.output())
+
+
+def test_a_plan_for_another_model_names_the_first_differences() -> None:
+    plan = plan_of("gpt", 0.3, offload=False)
+    wider = training("gpt").workload.module
+    wider.blocks[1].mlp[0] = nn.Linear(32, 96)
+    with pytest.raises(
+        InputError, match=r"blocks\.1\.mlp\.0\.weight: is float32:96x32 in the model, and float32:128x32"
+    ):
+        plan.apply(wider).__enter__()
+    with pytest.raises(
+        InputError, match=r"(?s)words\.weight: the model has no such parameter.*and \d+ more differences"
+    ):
+        plan.apply(training("resnet").workload.module).__enter__()
+
+
+def test_a_step_that_does_not_save_an_offloaded_tensor_is_refused_by_name() -> None:
+    plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=8)
+    with pytest.raises(InputError, match=r"stem|blocks"), plan.apply(train.workload.module):
+        for _ in range(2):
+            train.workload.loss(train.workload.output(), *train.workload.labels).backward()
+
+
+def test_a_kept_result_that_does_not_occur_is_refused_by_name() -> None:
+    plan = plan_of("gpt", 0.1, offload=False)
+    other = training("gpt", batch=16)
+    assert any(each.keep for each in plan.recompute)
+    for block in other.workload.module.blocks:
+        block.forward = lambda x, memory=None: x * 1.5
+    with pytest.raises(InputError, match="keeps"), plan.apply(other.workload.module):
+        other.workload.output()
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
+    plan = plan_of("resnet", 0.3, offload=False)
+    plan.write(tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert (tmp_path / "plan.json").read_text() == plan.text()
+
+
+def test_a_plan_file_with_mistakes_names_them_all(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan_of("convnet", 0.6, offload=False).text().replace('"stash"', '"stsh"').replace("eager", "late"))
+    with pytest.raises(InputError) as caught:
+        read_plan(file)
+    text = str(caught.value)
+    assert "stsh" in text and "execute" in text and str(file) in text
+    file.write_text("[1, 2")
+    with pytest.raises(InputError, match=r"plan\.json"):
+        read_plan(file)
+
+
+def test_every_factory_of_the_matrix_is_named() -> None:
+    assert len(MODELS) >= 20
