@@ -22,7 +22,7 @@ SECTIONS = {
             "simgpu.cli.bound:bound",
             "Compute how much memory an iteration needs at least.",
         ),
-        "plan": ("simgpu.cli.plan:plan", "Plan what a PyTorch model recomputes and offloads; check the plan."),
+        "plan": ("simgpu.cli.plan:plan", "Plan what a PyTorch model recomputes and offloads."),
         "search": ("simgpu.cli.search:search", "Search the best action for each feature map under a policy."),
         "report": ("simgpu.cli.report:report", "Write a run as one HTML page with an interactive timeline."),
     },

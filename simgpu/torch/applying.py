@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -12,7 +13,6 @@ from simgpu.errors import InputError, Problem
 from simgpu.torch.copies import copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.offload import AsyncOffload
-from simgpu.torch.plan import Plan
 from simgpu.torch.regions import regions_applied
 from simgpu.torch.transfers import Tally
 from simgpu.torch.types import tensor_type
@@ -21,8 +21,19 @@ from simgpu.torch.types import tensor_type
 _LISTED = 3
 
 
+class Applicable(Protocol):
+    """The parts of a `simgpu.torch.plan.Plan` that applying it needs."""
+
+    made_for: Any
+    recompute: Any
+    calls: Any
+    offload: Any
+    prefetch: int
+    stash: int
+
+
 @contextmanager
-def applied(plan: Plan, model: nn.Module, tally: Tally | None = None) -> Iterator[None]:
+def applied(plan: Applicable, model: nn.Module, tally: Tally | None = None) -> Iterator[None]:
     """Runs steps of a model by a plan inside the context; see `Plan.apply`. tally: counts the copied bytes."""
     check_model(plan, model)
     keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
@@ -41,7 +52,7 @@ def applied(plan: Plan, model: nn.Module, tally: Tally | None = None) -> Iterato
             yield
 
 
-def check_model(plan: Plan, model: nn.Module) -> None:
+def check_model(plan: Applicable, model: nn.Module) -> None:
     """Raises `InputError` with the first differences between a model and the one that a plan is for."""
     own = {
         name: tensor_type(str(each.dtype).removeprefix("torch."), each.shape) for name, each in model.named_parameters()

@@ -1,0 +1,52 @@
+"""``simgpu plan check``: what PyTorch does with a plan, compared with what was planned."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from simgpu.cli.group import wrapped
+from simgpu.cli.screen import Screen, progress, quiet_option, table
+from simgpu.cli.suggestions import suggest
+from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.torch.plan import read_plan
+
+_MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Device to run on.")
+@click.option(
+    "--optimizer",
+    default="sgd",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
+    help="A built-in optimizer, or module.path:factory.",
+)
+@quiet_option
+def check(file: Path, model: str, device: str, optimizer: str, quiet: bool) -> None:
+    """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.
+
+    Ends with exit code 1 if gradients, saved tensors, operators, copied bytes or peak memory differ.
+
+    \b
+    simgpu plan check plan.json resnet20
+    """
+    from simgpu.plans.checking import check_plan
+
+    plan = read_plan(file)
+    with progress(quiet) as say:
+        say(f"running {model} with and without the plan")
+        result = check_plan(plan, model, device=device, optimizer=optimizer)
+    rows = [(each.what, each.planned, each.found, _MARKS[each.agrees]) for each in result.findings]
+    Screen().print(table(("", "planned", "found", ""), rows, left=(0, 3)))
+    for note in result.notes:
+        click.echo(wrapped(note))
+    if not result.passed:
+        sys.exit(1)

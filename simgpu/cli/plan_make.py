@@ -1,0 +1,85 @@
+"""``simgpu plan make``: the fastest plan within a budget that PyTorch can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from simgpu.cli.choice import size_option
+from simgpu.cli.plan_show import show_plan
+from simgpu.cli.screen import progress, quiet_option
+from simgpu.cli.suggestions import nodes, suggest
+from simgpu.errors import InputError
+from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.recorder.inputs import named_inputs
+
+_POSITIVE = click.IntRange(min=1, max=2**31 - 1)
+
+
+@click.command()
+@click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
+@click.option("--batch", metavar="N", type=_POSITIVE, help="Batch size in samples. Not with a recorded trace.")
+@click.option("--node", metavar="NODE", required=True, shell_complete=nodes, help="A shipped node or a YAML file.")
+@size_option("--budget", "--memory", help="Device memory to use, e.g. 24GB. Default: all of the node's.")
+@click.option(
+    "--optimizer",
+    default="sgd",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
+    help="A built-in optimizer, or module.path:factory.",
+)
+@click.option("--input", "inputs", multiple=True, metavar="NAME=SHAPE[:TYPE[:BELOW]]", help="As in simgpu record.")
+@click.option("--here", is_flag=True, help="Run the model on this machine's CPU, and plan for that.")
+@click.option("--offload/--no-offload", default=True, show_default=True, help="Whether tensors may go to the host.")
+@click.option("--compare", is_flag=True, help="Also run policy joint, which no way of running restricts.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan's file instead of its summary.")
+@quiet_option
+def make(
+    model: str,
+    batch: int | None,
+    node: str,
+    budget: str | None,
+    optimizer: str,
+    inputs: tuple[str, ...],
+    here: bool,
+    offload: bool,
+    compare: bool,
+    output: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Make the fastest plan for MODEL within a budget.
+
+    MODEL is as in `simgpu record`: a built-in model or module.path:function, modelled for the node's GPU unless --here
+    is given; or the folder of a trace that simgpu record wrote. The plan is checked with `simgpu plan check` and
+    applied in Python: with simgpu.read_plan("plan.json").apply(model): ...
+
+    \b
+    simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
+    simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
+    """
+    from simgpu.plans.entry import plan as make_plan
+    from simgpu.recorder import record
+    from simgpu.trace.folder import load_trace
+
+    is_trace = Path(model).is_dir()
+    if batch is None and not is_trace:
+        raise InputError.single("plan", "--batch", "it is missing", "give the batch size in samples")
+    with progress(quiet) as say:
+        if is_trace:
+            trace = load_trace(model)
+        else:
+            given, gpu = named_inputs(inputs) if inputs else None, None if here else node
+            trace = record(model, batch=batch or 1, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
+        result = make_plan(trace, node, budget, offload=offload, compare=compare, progress=say)
+    if output is not None:
+        result.write(output)
+    if as_json:
+        click.echo(result.text(), nl=False)
+        return
+    show_plan(result)
+    if output is not None:
+        click.echo(f"wrote {output}", err=True)
