@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from simgpu.cli.choice import size_option
-from simgpu.cli.plan_show import show_plan
+from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
 from simgpu.cli.suggestions import nodes, suggest
 from simgpu.errors import InputError
@@ -34,6 +34,7 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @click.option("--here", is_flag=True, help="Run the model on this machine's CPU, and plan for that.")
 @click.option("--offload/--no-offload", default=True, show_default=True, help="Whether tensors may go to the host.")
 @click.option("--compare", is_flag=True, help="Also run policy joint, which no way of running restricts.")
+@click.option("--settings", is_flag=True, help="Also the settings of other frameworks that come closest.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's file instead of its summary.")
 @quiet_option
@@ -47,6 +48,7 @@ def make(
     here: bool,
     offload: bool,
     compare: bool,
+    settings: bool,
     output: Path | None,
     as_json: bool,
     quiet: bool,
@@ -61,6 +63,7 @@ def make(
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
     """
+    from simgpu.plans.entry import other_settings
     from simgpu.plans.entry import plan as make_plan
     from simgpu.recorder import record
     from simgpu.trace.folder import load_trace
@@ -75,11 +78,16 @@ def make(
             given, gpu = named_inputs(inputs) if inputs else None, None if here else node
             trace = record(model, batch=batch or 1, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
         result = make_plan(trace, node, budget, offload=offload, compare=compare, progress=say)
+        if settings:
+            say("simulating the settings of other frameworks")
+        others = other_settings(trace, node, budget) if settings else []
     if output is not None:
         result.write(output)
     if as_json:
         click.echo(result.text(), nl=False)
         return
     show_plan(result)
+    if settings:
+        show_settings(result, others)
     if output is not None:
         click.echo(f"wrote {output}", err=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
 
 from simgpu.cli.screen import Screen, facts, indented
 from simgpu.torch.plan import Plan, read_plan
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from simgpu.plans.projections import Projection
 
 
 @click.command()
@@ -32,3 +38,18 @@ def show_plan(plan: Plan) -> None:
     screen.print()
     for line in summary(plan):
         screen.print(indented(Text(line)))
+
+
+def show_settings(plan: Plan, settings: Sequence[Projection]) -> None:
+    """Print the settings of other frameworks, and what they cost against a plan."""
+    rows = [] if settings else [("others", "the model has no list of equal layers that can run again")]
+    for each in settings:
+        if each.time_ns is None:
+            cost = f"does not fit: its smallest peak is {format_bytes(each.peak)}"
+        else:
+            slower = each.time_ns / plan.predicted.step_ns - 1
+            cost = f"{format_time(each.time_ns)} ({slower:+.1%} to the plan), peak {format_bytes(each.peak)}"
+        rows += [(each.framework, each.setting), ("", cost), ("", f"cannot do: {each.lost}")]
+    screen = Screen()
+    screen.print()
+    screen.print(facts(rows))

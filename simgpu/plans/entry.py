@@ -13,6 +13,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
+from simgpu.plans.projections import Projection, projections
 from simgpu.plans.regions import Steps
 from simgpu.plans.search import Found, Search, smallest
 from simgpu.simulation.run import simulate
@@ -46,8 +47,7 @@ def plan(
 
     Raises `InputError` for a trace that lacks calls of modules, and where no plan fits.
     """
-    chosen = node if isinstance(node, NodeSpec) else load_node(node)
-    limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
+    chosen, limit = _node_and_budget(node, budget)
     _check(trace)
     steps = Steps(trace)
     search = Search(Choices(steps, offload=offload), chosen, limit, progress)
@@ -87,6 +87,22 @@ def plan(
             any_bound_ns=any_bound,
         ),
     )
+
+
+def other_settings(trace: Trace, node: NodeSpec | str | Path, budget: int | str | None = None) -> list[Projection]:
+    """For each of some frameworks its fastest setting that fits, simulated: what it costs against a plan.
+
+    The arguments are those of `plan`.
+    """
+    chosen, limit = _node_and_budget(node, budget)
+    _check(trace)
+    return projections(Steps(trace), chosen, limit)
+
+
+def _node_and_budget(node: NodeSpec | str | Path, budget: int | str | None) -> tuple[NodeSpec, int]:
+    chosen = node if isinstance(node, NodeSpec) else load_node(node)
+    limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
+    return chosen, limit
 
 
 def made_for(trace: Trace) -> MadeFor:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from simgpu.plans.choices import Choices
-from simgpu.plans.regions import Region
+from simgpu.plans.regions import Region, Steps
 from simgpu.plans.rows import Chosen
 
 #: A module in a list: the list's path, its number.
@@ -56,23 +56,40 @@ def ties(choices: Choices, groups: int) -> dict[Chosen, Chosen]:
 
 def _places(choices: Choices, groups: int) -> dict[int, _Place]:
     """The places of the kernels in equal layers."""
-    lists: defaultdict[str, list[tuple[int, Region]]] = defaultdict(list)
-    for region in choices.steps.regions():
-        numbered = _NUMBERED.fullmatch(region.module)
-        if numbered is not None and region.call == 0:
-            lists[numbered[1]].append((int(numbered[2]), region))
     places: dict[int, _Place] = {}
-    # The longest layers first: those that are in no other layer.
-    for path, layers in sorted(lists.items(), key=lambda each: each[1][0][1].first - each[1][0][1].stop):
-        equal = [(n, each) for n, each in layers if _operators(choices, each) == _operators(choices, layers[0][1])]
-        if len(equal) < _FEWEST or any(k in places for k in range(equal[0][1].first, equal[0][1].stop)):
+    for path, equal in _lists(choices.steps):
+        if any(k in places for k in range(equal[0].first, equal[0].stop)):
             continue
         size = -(-len(equal) // groups)
-        for number, (_, region) in enumerate(equal):
+        for number, region in enumerate(equal):
             for k in range(region.first, region.stop):
                 places[k] = _Place(path, number // size, k - region.first)
     return places
 
 
-def _operators(choices: Choices, region: Region) -> list[str]:
-    return [kernel.op for kernel in choices.steps.trace.kernels[region.first : region.stop]]
+def equal_layers(steps: Steps) -> tuple[Region, ...]:
+    """The equal layers of the list that runs most kernels, and that can all run again; empty if there is none."""
+    for _, equal in _lists(steps):
+        if not any(steps.why_not(layer) for layer in equal):
+            return tuple(equal)
+    return ()
+
+
+def _lists(steps: Steps) -> list[tuple[str, list[Region]]]:
+    """The lists of modules with equal layers: their paths and these layers, in order of the size of a layer."""
+    lists: defaultdict[str, list[Region]] = defaultdict(list)
+    for region in steps.regions():
+        numbered = _NUMBERED.fullmatch(region.module)
+        if numbered is not None and region.call == 0:
+            lists[numbered[1]].append(region)
+    result = []
+    for path, layers in lists.items():
+        equal = [each for each in layers if _operators(steps, each) == _operators(steps, layers[0])]
+        if len(equal) >= _FEWEST:
+            result.append((path, equal))
+    # The longest layers first: those that are in no other layer.
+    return sorted(result, key=lambda each: each[1][0].first - each[1][0].stop)
+
+
+def _operators(steps: Steps, region: Region) -> list[str]:
+    return [kernel.op for kernel in steps.trace.kernels[region.first : region.stop]]

@@ -80,7 +80,7 @@ def _offloaded(tensors: Sequence[OffloadedTensor]) -> Iterable[str]:
     for pattern, members in groups.items():
         size, where = format_bytes(sum(each.bytes for each in members)), _numbers(pattern, [e.module for e in members])
         count = f"{len(members)} blocks" if len(members) > 1 else "a block"
-        yield f"offload {count} that {pattern or 'the model'}{where} saves, {size}"
+        yield f"offload {count} saved by {pattern or 'the model'}{where}, {size}"
 
 
 def _numbers(pattern: str, modules: Sequence[str]) -> str:
