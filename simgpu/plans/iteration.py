@@ -135,8 +135,8 @@ class _Planning:
     def _in_rerun(self, r: int, k: int) -> int:
         """Where a rerun drops what forward dropped after kernel k."""
         until = [again for again in self.reruns[r] if again <= k]
-        last = until[-1] if until else self.reruns[r][0]
-        return self.position[Entry(last, r)]
+        # What is dropped before the first kernel of the rerun is gone when that begins.
+        return self.position[Entry(until[-1], r)] if until else self.position[Entry(self.reruns[r][0], r)] - 1
 
     def trace(self) -> Trace:
         """The planned trace."""

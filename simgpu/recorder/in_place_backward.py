@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -105,21 +105,34 @@ def in_place_operands(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]
     return result
 
 
+class Folded(NamedTuple):
+    """Notes with operators in place. numbers: by number of a block before, its number now."""
+
+    kernels: list[KernelNote]
+    blocks: list[BlockNote]
+    numbers: dict[int, int]
+
+
 def fold_in_place(
     kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]
 ) -> tuple[list[KernelNote], list[BlockNote]]:
     """Returns the notes with each operator of `in_place_operands` in place."""
+    return folded(kernels, blocks)[:2]
+
+
+def folded(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote]) -> Folded:
+    """As `fold_in_place`, with the numbers of blocks."""
     stands_for = list(range(len(blocks)))
-    folded = list(blocks)
+    result = list(blocks)
     in_place = in_place_operands(kernels, blocks)
     written = set()
     for place, kernel in enumerate(kernels):
         if kernel.may_be_in_place and in_place.get(kernel.writes[0]) == kernel.reads[0]:
-            first, result = kernel.reads[0], kernel.writes[0]
-            root = stands_for[result] = stands_for[first]
-            created, lasting = blocks[root], blocks[result]
+            first, total = kernel.reads[0], kernel.writes[0]
+            root = stands_for[total] = stands_for[first]
+            created, lasting = blocks[root], blocks[total]
             named = lasting if lasting.name else created
-            folded[root] = replace(
+            result[root] = replace(
                 created,
                 release=lasting.release,
                 kind=named.kind,
@@ -144,4 +157,5 @@ def fold_in_place(
         )
         for place, kernel in enumerate(kernels)
     ]
-    return notes, [folded[number] for number in retained]
+    numbers = {number: renumbered[root] for number, root in enumerate(stands_for)}
+    return Folded(notes, [result[number] for number in retained], numbers)

@@ -8,7 +8,7 @@ as weights are not copied, because they stay referenced throughout. The pass als
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -54,7 +54,7 @@ def note_saved(
         with as_it_was(workload.module, device), LayerTracker(workload.module) as tracker:
             enter_persistent(ledger, workload, optimizer, tracker)
             watching = SavedPass(ledger, tracker, dict(workload.module.named_parameters()))
-            tracker.watcher = watching
+            tracker.watcher = watching.notes
             with watching, saved_tensors_hooks(watching.pack, watching.unpack):
                 live = run_gradients(workload, watching)
                 watching.finish()
@@ -89,23 +89,74 @@ class _Packed:
     offset: int
 
 
+class SaveNotes:
+    """The notes of what forward saves and calls, in order; a watcher of calls for a `LayerTracker`.
+
+    is_forward: whether forward runs now.
+    """
+
+    def __init__(self, ledger: Ledger, tracker: LayerTracker, is_forward: Callable[[], bool]) -> None:
+        self.saved: list[SavedNote] = []
+        self.is_finished = False
+        self._calls: list[CallNote] = []
+        self._open: list[CallNote | None] = []
+        self._ledger = ledger
+        self._tracker = tracker
+        self._is_forward = is_forward
+
+    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the call of a module that is not the outermost one, in forward."""
+        if not self._is_forward() or self._tracker.is_outermost:
+            self._open.append(None)
+            return
+        leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _is_plain(leaf)}
+        given = [(self._ledger.find(each), each) for each in leaves.values() if self._ledger.holds_memory(each)]
+        known = [(number, tensor_type(_dtype(each), each.shape)) for number, each in given if number is not None]
+        inputs, types = tuple(number for number, _ in known), tuple(text for _, text in known)
+        self._calls.append(CallNote(layer, self._ledger.kernels, len(self.saved), inputs, types))
+        self._open.append(self._calls[-1])
+
+    def returned(self, layer: str) -> None:
+        """Notes the end of the call that began last."""
+        call = self._open.pop()
+        if call is not None:
+            call.until, call.stop = self._ledger.kernels, len(self.saved)
+
+    def note_of(self, tensor: torch.Tensor) -> SavedNote:
+        """A new note of a tensor that is saved now."""
+        size, layer = tensor.numel() * tensor.element_size(), self._tracker.running or LOSS
+        number = self._ledger.find(tensor)
+        note = SavedNote(number, size, self._ledger.kernels, layer, tuple(tensor.shape), _dtype(tensor))
+        self.saved.append(note)
+        return note
+
+    def result(self, numbers: Mapping[int, int] | Sequence[int]) -> Saves:
+        """All notes of tensors whose block is known, and all calls. numbers: of blocks here, those in the result."""
+        known = [0]
+        for note in self.saved:
+            known.append(known[-1] + (note.block is not None))
+        tensors = (replace(note, block=numbers[note.block]) for note in self.saved if note.block is not None)
+        calls = (
+            replace(call, first=known[call.first], stop=known[call.stop], inputs=tuple(numbers[b] for b in call.inputs))
+            for call in self._calls
+        )
+        return Saves(tuple(tensors), tuple(calls))
+
+
 class SavedPass(StructurePass):
     """Observes an iteration whose autograd saves through `pack` and `unpack`; notes what forward saves and calls."""
 
     def __init__(self, ledger: Ledger, tracker: LayerTracker, parameters: dict[str, torch.nn.Parameter]) -> None:
         super().__init__(ledger, tracker, parameters, NoScratch(), has_values=False)
-        self._saved: list[SavedNote] = []
-        self._calls: list[CallNote] = []
-        self._open: list[CallNote | None] = []
+        self.notes = SaveNotes(ledger, tracker, lambda: self._phase is Phase.FORWARD)
         self._untouched: list[tuple[SavedNote, torch.Tensor]] = []
         self._copies: weakref.WeakValueDictionary[tuple[int, torch.dtype], _Copy] = weakref.WeakValueDictionary()
         self._not_copied: set[int] = set()
         self._is_copying = False
-        self._is_finished = False
 
     def finish(self) -> None:
         """Called at the end of the iteration."""
-        self._is_finished = True
+        self.notes.is_finished = True
         super().finish()
 
     def __torch_dispatch__(
@@ -122,24 +173,6 @@ class SavedPass(StructurePass):
                     self._not_copied.add(note.block)
             self._untouched.clear()
         return returned
-
-    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes the call of a module that is not the outermost one, in forward."""
-        if self._phase is not Phase.FORWARD or self._tracker.is_outermost:
-            self._open.append(None)
-            return
-        leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        given = [(self._ledger.find(each), each) for each in leaves.values() if self._ledger.holds_memory(each)]
-        known = [(number, tensor_type(_dtype(each), each.shape)) for number, each in given if number is not None]
-        inputs, types = tuple(number for number, _ in known), tuple(text for _, text in known)
-        self._calls.append(CallNote(layer, len(self.kernels), len(self._saved), inputs, types))
-        self._open.append(self._calls[-1])
-
-    def returned(self, layer: str) -> None:
-        """Notes the end of the call that began last."""
-        call = self._open.pop()
-        if call is not None:
-            call.until, call.stop = len(self.kernels), len(self._saved)
 
     def pack(self, tensor: torch.Tensor) -> _Packed:
         """Returns what autograd saves in place of a tensor."""
@@ -161,25 +194,17 @@ class SavedPass(StructurePass):
 
         numbers: by number of a block in this pass, its number in the result.
         """
-        for note in self._saved:
+        for note in self.notes.saved:
             if note.block is not None:
                 note.dropped = self._dropped(note.block)
-        known = [0]
-        for note in self._saved:
-            known.append(known[-1] + (note.block is not None))
-        tensors = (replace(note, block=numbers[note.block]) for note in self._saved if note.block is not None)
-        calls = (
-            replace(call, first=known[call.first], stop=known[call.stop], inputs=tuple(numbers[b] for b in call.inputs))
-            for call in self._calls
-        )
-        return Saves(tuple(tensors), tuple(calls))
+        return self.notes.result(numbers)
 
     def _dropped_by_operator(self, note: SavedNote) -> None:
-        if not self._is_finished:
+        if not self.notes.is_finished:
             note.unused = max(len(self.kernels) - 1, 0)
 
     def _freed(self, note: SavedNote) -> None:
-        if not self._is_finished:
+        if not self.notes.is_finished:
             note.freed = max(len(self.kernels) - 1, 0)
 
     def _dropped(self, number: int) -> int | Literal["end"] | None:
@@ -206,15 +231,10 @@ class SavedPass(StructurePass):
             if number is not None and not self._ledger.blocks[number].persistent:
                 copy = self._copy_of(number, tensor)
             if self._phase is Phase.FORWARD:
-                note = self._note_of(tensor, number)
-                self._saved.append(note)
+                note = self.notes.note_of(tensor)
                 if number is None:
                     self._untouched.append((note, copy.values))
         return _Packed(note, copy, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-
-    def _note_of(self, tensor: torch.Tensor, number: int | None) -> SavedNote:
-        size, layer = tensor.numel() * tensor.element_size(), self._tracker.running or LOSS
-        return SavedNote(number, size, len(self.kernels), layer, tuple(tensor.shape), _dtype(tensor))
 
     def _copy_of(self, number: int, tensor: torch.Tensor) -> _Copy:
         """Returns a copy of the tensor's storage; tensors saved of the same block share it while it is referenced."""
@@ -236,3 +256,8 @@ class SavedPass(StructurePass):
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_plain(leaf: object) -> bool:
+    """Whether it is a tensor with memory of its own, none that `torch.func` wraps."""
+    return isinstance(leaf, torch.Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(leaf)

@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+import simgpu
 from simgpu.recorder import record
 from simgpu.recorder.notes import Saves
 from simgpu.recorder.saved import note_saved
@@ -22,6 +23,8 @@ from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, ModuleCall, SavedTensor, Trace
 from simgpu.workloads.rescale import at_batch
+from tests.plans.iterations import training
+from tests.plans.models import MODELS
 from tests.recorder.small_models import block, named, record_module, summed
 from tests.recorder.variants import SMALLER, small
 
@@ -344,3 +347,54 @@ def test_without_a_device_saved_tensors_are_those_of_gpu_operators() -> None:
     assert [row.bytes for row in trace.saved if row.block == qkv] == [2 * 16 * 32 * 4] * 3
     after = [row for row in trace.saved if row.packed_after == first.id and row.block in first.writes]
     assert {row.block for row in after} >= set(first.writes[:2])
+
+
+@pytest.mark.parametrize("name", ["unet", "t5", "lstm-cells", "bert-bf16"])
+def test_a_step_of_ones_own_loop_saves_what_a_recording_of_several_passes_finds(name: str) -> None:
+    trace = record(MODELS[name], batch=2, repetitions=1, warmup=1)
+    train = training(name)
+    workload, optimizer = train.workload, train.optimizer
+
+    def step() -> None:
+        workload.loss(workload.output(), *workload.labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with simgpu.record_step(workload.module, optimizer) as recording:
+        step()
+        step()
+    again = recording.trace
+    assert check_trace(again) == []
+    rows = [
+        [replace(row, block="", released_after=row.released_after or END) for row in each.saved]
+        for each in (trace, again)
+    ]
+    assert rows[0] == rows[1]
+    assert [replace(call, inputs=()) for call in trace.modules] == [replace(call, inputs=()) for call in again.modules]
+
+
+def test_a_step_without_a_device_saves_what_a_recording_without_a_device_finds() -> None:
+    def factory(batch: int) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        return MODELS["vit"](batch)
+
+    trace = record(factory, batch=2, gpu="v100")
+    model, (images,), labels, loss = factory(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with simgpu.record_step(model, optimizer, gpu="v100") as recording:
+        for _ in range(2):
+            loss(model(images.cuda()), labels.cuda()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    kinds = [[(row.layer, row.shape, row.dtype) for row in each.saved] for each in (trace, recording.trace)]
+    assert kinds[0] == kinds[1] and all(row.freed_after for row in recording.trace.saved)
+    assert [call.module for call in recording.trace.modules] == [call.module for call in trace.modules]
+
+
+def test_a_step_in_which_hooks_are_refused_is_recorded_without_saved_tensors() -> None:
+    model = named(fc=nn.Linear(4, 4))
+    with simgpu.record_step(model) as recording:
+        torch.func.grad(lambda x: model(x).sum())(torch.randn(4))
+        model(torch.randn(2, 4)).sum().backward()
+    assert recording.trace.saved == () and recording.trace.kernels

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from simgpu.recorder.notes import BlockNote, KernelNote
+from simgpu.recorder.notes import BlockNote, KernelNote, Saves
 
 
-def last_step(
-    kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], begin: int
-) -> tuple[list[KernelNote], list[BlockNote]]:
-    """Returns the kernels from position `begin` on, and the blocks that live then or later.
+class LastStep(NamedTuple):
+    """The notes of one step."""
+
+    kernels: list[KernelNote]
+    blocks: list[BlockNote]
+    saves: Saves
+
+
+def last_step(kernels: Sequence[KernelNote], blocks: Sequence[BlockNote], saves: Saves, begin: int) -> LastStep:
+    """Returns the kernels from position `begin` on, the blocks that live then or later, and what is saved from then on.
 
     Blocks that lived before are persistent: they hold their values when the step begins. Without a step before, nothing
     changes.
     """
     if not begin:
-        return list(kernels), list(blocks)
+        return LastStep(list(kernels), list(blocks), saves)
     used = {number for kernel in kernels[begin:] for number in (*kernel.reads, *kernel.writes)}
     before = {number for kernel in kernels[:begin] for number in (*kernel.reads, *kernel.writes)}
     kept = [
@@ -35,7 +42,8 @@ def last_step(
         )
         for kernel in kernels[begin:]
     ]
-    return notes, [_cut(blocks[number], begin, number in before) for number in kept]
+    cut = [_cut(blocks[number], begin, number in before) for number in kept]
+    return LastStep(notes, cut, _cut_saves(saves, begin, place))
 
 
 def _cut(block: BlockNote, begin: int, lived: bool) -> BlockNote:
@@ -46,3 +54,36 @@ def _cut(block: BlockNote, begin: int, lived: bool) -> BlockNote:
         host_write=None if host is None or host < begin or lived else host - begin,
         release=None if block.release is None else block.release - begin,
     )
+
+
+def _cut_saves(saves: Saves, begin: int, place: Mapping[int, int]) -> Saves:
+    def since(count: int | None) -> int | None:
+        return None if count is None else max(count - begin, 0)
+
+    skipped = sum(note.after < begin for note in saves.tensors)
+    tensors = tuple(
+        replace(
+            note,
+            block=place[note.block],
+            after=note.after - begin,
+            before=since(note.before),
+            dropped=note.dropped if note.dropped == "end" else since(note.dropped),
+            unused=since(note.unused),
+            freed=since(note.freed),
+        )
+        for note in saves.tensors[skipped:]
+        if note.block is not None
+    )
+    calls = tuple(
+        replace(
+            call,
+            after=call.after - begin,
+            until=call.until - begin,
+            first=call.first - skipped,
+            stop=call.stop - skipped,
+            inputs=tuple(place[number] for number in call.inputs),
+        )
+        for call in saves.calls
+        if call.after >= begin
+    )
+    return Saves(tensors, calls)

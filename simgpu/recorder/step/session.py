@@ -21,7 +21,7 @@ from simgpu.recorder.assemble import assemble
 from simgpu.recorder.autocast import compute_format, watched
 from simgpu.recorder.clocks import CudaClock, HostClock
 from simgpu.recorder.environment import device_name, device_notes, tool_name
-from simgpu.recorder.in_place_backward import fold_in_place, in_place_operands
+from simgpu.recorder.in_place_backward import folded, in_place_operands
 from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.watch import moved_tensors
@@ -31,13 +31,12 @@ from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_c
 from simgpu.recorder.modelled.hidden import CudaOperators
 from simgpu.recorder.modelled.notes import assumed_values, modelling_notes, uncounted_memory
 from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
-from simgpu.recorder.notes import BlockNote, KernelNote
 from simgpu.recorder.scratch import CudaScratch, NoScratch, ScratchMeter
 from simgpu.recorder.session import no_garbage_collection
 from simgpu.recorder.state import state_tensors
 from simgpu.recorder.step.fake import LoopOnCpu, RealArguments, Stand, fake_parts
 from simgpu.recorder.step.habits import habits_of_scripts
-from simgpu.recorder.step.last import last_step
+from simgpu.recorder.step.last import LastStep, last_step
 from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
 from simgpu.recorder.timing import TimingPass
@@ -136,8 +135,8 @@ class _Observation:
     def _in_place(self) -> dict[int, int]:
         return in_place_operands(self.structure.kernels, self.ledger.blocks)
 
-    def last(self) -> tuple[list[KernelNote], list[BlockNote], int]:
-        """The kernels and blocks of the last step, and its samples: those of all its micro-batches.
+    def last(self) -> tuple[LastStep, int]:
+        """The notes of the last step, and its samples: those of all its micro-batches.
 
         It begins where the optimizer that stepped last did so before. Samples without gradients count only if there
         are no others. Of a model of several parts, such as two networks that compete, the samples are those of the part
@@ -149,12 +148,13 @@ class _Observation:
         ends = self.structure.ends
         same = [position for optimizer, position in ends if optimizer is ends[-1][0]]
         begin = same[-2] if len(same) > 1 else 0
-        kernels, blocks = last_step(*fold_in_place(self.structure.kernels, self.ledger.blocks), begin)
+        notes = folded(self.structure.kernels, self.ledger.blocks)
+        step = last_step(notes.kernels, notes.blocks, self.structure.saves.result(notes.numbers), begin)
         seen = [each for each in self.samples if each.position >= begin]
         samples: Counter[nn.Module] = Counter()
         for each in [each for each in seen if each.trains] or seen:
             samples[each.part] += each.size
-        return kernels, blocks, min(samples.values(), default=0) or 1
+        return step, min(samples.values(), default=0) or 1
 
 
 def _has_state(optimizers: Sequence[Optimizer]) -> bool:
@@ -184,7 +184,7 @@ def record_real_step(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iter
         step = _Observation(module, optimizers, device, scratch)
         with timing, step.running():
             yield recording
-    kernels, blocks, samples = step.last()
+    (kernels, blocks, saves), samples = step.last()
     info = TraceInfo(
         model=name,
         batch=samples,
@@ -196,7 +196,7 @@ def record_real_step(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iter
         notes=f"{device_notes(device)}A step of a user's own loop. Durations are of one run.{autocasts.notes}",
         compute=compute_format(step.structure.flops, _dtype(module), autocasts),
     )
-    trace = assemble(info, kernels, blocks, [timing.durations()])
+    trace = assemble(info, kernels, blocks, [timing.durations()], saves=saves)
     recording.finish(step.requests(f"{tool_name()} on {device_name(device)}"), trace)
 
 
@@ -247,7 +247,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         assert missing is not None
         recording.finish(requests, missing)
         return
-    kernels, blocks, samples = step.last()
+    (kernels, blocks, saves), samples = step.last()
     info = TraceInfo(
         model=name,
         batch=samples,
@@ -260,7 +260,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         compute=compute_format(step.structure.flops, dtype, autocasts),
     )
     times, choices = durations(prices, kernels, blocks, work.calls), all_algorithms(prices, kernels, work.calls)
-    recording.finish(requests, assemble(info, kernels, blocks, [times], algorithms=choices))
+    recording.finish(requests, assemble(info, kernels, blocks, [times], algorithms=choices, saves=saves))
 
 
 def _dtype(module: nn.Module) -> str:

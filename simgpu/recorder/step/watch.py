@@ -16,7 +16,9 @@ from simgpu.recorder.layers import LayerTracker
 from simgpu.recorder.ledger import Ledger
 from simgpu.recorder.loop.watch import LoopPass
 from simgpu.recorder.operators import OperandAccess
+from simgpu.recorder.saved import SaveNotes
 from simgpu.recorder.scratch import ScratchMeter
+from simgpu.recorder.step.saves import StepSaves
 from simgpu.trace.model import BlockKind, Phase
 
 
@@ -39,7 +41,16 @@ class StepPass(LoopPass):
     ) -> None:
         super().__init__(ledger, tracker, module, on_host, scratch, has_values)
         self.ends: list[tuple[Optimizer, int]] = []
+        self.saves = StepSaves(SaveNotes(ledger, tracker, lambda: self._phase is Phase.FORWARD), ledger)
         self._depth = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Autograd makes a view of what hooks unpack, before it holds the tensor.
+        if func is not torch.ops.aten.detach.default:
+            self.saves.look()
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     @contextmanager
     def watching(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
@@ -53,10 +64,13 @@ class StepPass(LoopPass):
                 return own(roots, *args, **kwargs)
 
         try:
-            with replaced(torch.autograd, "_engine_run_backward", run_backward), self:
+            self._tracker.watcher = self.saves.notes
+            with replaced(torch.autograd, "_engine_run_backward", run_backward), self.saves.watching(), self:
                 yield
+                self.saves.finish()
                 self.finish()
         finally:
+            self._tracker.watcher = None
             for handle in handles:
                 handle.remove()
 
