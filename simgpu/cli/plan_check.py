@@ -12,6 +12,7 @@ from simgpu.cli.group import wrapped
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
 from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.recorder.inputs import named_inputs
 from simgpu.torch.plan import read_plan
 
 _MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
@@ -29,11 +30,13 @@ _MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
     shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
     help="A built-in optimizer, or module.path:factory.",
 )
+@click.option("--input", "inputs", multiple=True, metavar="NAME=SHAPE[:TYPE[:BELOW]]", help="As in simgpu record.")
 @quiet_option
-def check(file: Path, model: str, device: str, optimizer: str, quiet: bool) -> None:
+def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str, ...], quiet: bool) -> None:
     """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.
 
-    Ends with exit code 1 if gradients, saved tensors, operators, copied bytes or peak memory differ.
+    Ends with exit code 1 if gradients, saved tensors, operators, copied bytes or peak memory differ. Of a plan that was
+    made for another device, such as a GPU that was modelled, only gradients and copied bytes are compared.
 
     \b
     simgpu plan check plan.json resnet20
@@ -43,7 +46,8 @@ def check(file: Path, model: str, device: str, optimizer: str, quiet: bool) -> N
     plan = read_plan(file)
     with progress(quiet) as say:
         say(f"running {model} with and without the plan")
-        result = check_plan(plan, model, device=device, optimizer=optimizer)
+        given = named_inputs(inputs) if inputs else None
+        result = check_plan(plan, model, device=device, optimizer=optimizer, inputs=given)
     rows = [(each.what, each.planned, each.found, _MARKS[each.agrees]) for each in result.findings]
     Screen().print(table(("", "planned", "found", ""), rows, left=(0, 3)))
     for note in result.notes:

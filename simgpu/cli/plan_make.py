@@ -69,6 +69,9 @@ def make(
     from simgpu.trace.folder import load_trace
 
     is_trace = Path(model).is_dir()
+    if batch is not None and is_trace:
+        what = f"{batch} is given, and {model} is a recorded trace, which has its own"
+        raise InputError.single("plan", "--batch", what, "leave it out, or give the model")
     if batch is None and not is_trace:
         raise InputError.single("plan", "--batch", "it is missing", "give the batch size in samples")
     with progress(quiet) as say:

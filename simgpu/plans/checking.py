@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from simgpu.errors import InputError
@@ -18,6 +20,7 @@ from simgpu.plans.rebuilt import candidate_of
 from simgpu.plans.recorded import recorded
 from simgpu.policies.common.framework import plain_framework
 from simgpu.recorder.environment import find_device
+from simgpu.recorder.inputs import parse_inputs
 from simgpu.recorder.iteration import NoWatcher, as_it_was, run_gradients, run_iteration
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.session import model_name, own_random_state
@@ -32,6 +35,13 @@ from simgpu.units import format_bytes, format_time
 _TIMED, _WARM_UP = 5, 2
 #: The operator that allocates memory without writing it.
 _ALLOCATES = "aten::empty"
+
+
+_NOT_REPEATABLE = (
+    "Two plain steps from the same weights, data and random numbers give other gradients, so nothing can be said about "
+    "those with the plan. If forward counts its calls or draws from a generator of its own, a module that runs again "
+    "gives other values, and training with the plan differs."
+)
 
 
 class Gradients(NamedTuple):
@@ -56,20 +66,22 @@ def check_plan(
     *,
     device: str = "cpu",
     optimizer: str | Callable[..., Any] = "sgd",
+    inputs: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> PlanCheck:
     """Compares a plan with what PyTorch does, on a device.
 
-    model, optimizer: as in `simgpu.record`. A plan that was made for another device is compared in what does not depend
-    on it: gradients and copied bytes.
+    model, optimizer, inputs: as in `simgpu.record`. A plan that was made for another device is compared in what does
+    not depend on it: gradients and copied bytes.
 
     Raises `InputError` for a plan of another model.
     """
     name = model_name(model)
     target = find_device(device)
     factory = find_factory(model) if isinstance(model, str) else model
+    specs = None if inputs is None else parse_inputs(inputs)
     with own_random_state(target, seed):
-        workload = make_workload(name, factory, plan.made_for.batch, None).to(target)
+        workload = make_workload(name, factory, plan.made_for.batch, specs).to(target)
         trainer = make_optimizer(
             find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer, workload.module
         )
@@ -94,9 +106,11 @@ class _Check:
 
     def run(self) -> PlanCheck:
         """All comparisons."""
-        findings = list(self._gradients())
+        findings, notes = list(self._gradients()), []
+        if findings[0].agrees is None:
+            notes.append(_NOT_REPEATABLE)
         plain = recorded(self.workload, self.optimizer, self.device, self.info)
-        candidate, notes = None, []
+        candidate = None
         try:
             candidate = candidate_of(self.plan, plain)
         except InputError as error:
@@ -121,8 +135,7 @@ class _Check:
         plain, again = self._of_step(nullcontext()), self._of_step(nullcontext())
         with_plan = self._of_step(self.applied())
         if not plain.equals(again):
-            found = "differ, as those of two plain steps do"
-            yield Finding("loss and gradients", "those of a plain step", found, None)
+            yield Finding("loss and gradients", "those of a plain step", "unknown: two plain steps differ", None)
             return
         differing = plain.differing(with_plan)
         found = "the same bits" if plain.equals(with_plan) else f"differ: {', '.join(differing[:3]) or 'the loss'}"
@@ -132,7 +145,8 @@ class _Check:
         """Loss and gradients of one step, from the same weights, statistics and random numbers each time."""
         self.optimizer.zero_grad(set_to_none=True)
         with as_it_was(self.workload.module, self.device):
-            torch.manual_seed(1)
+            for seeded in (torch.manual_seed, random.seed, np.random.seed):
+                seeded(1)
             with around:
                 _, loss = run_gradients(self.workload, NoWatcher())
             parameters = self.workload.module.named_parameters()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+from simgpu.graph.saved import SMALLEST_PART as SMALLEST_PART_OF_BYTES
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.iteration import Checkpointed
 from simgpu.plans.regions import Region, Steps
@@ -59,7 +60,7 @@ class Choices:
 
     @cached_property
     def offloadable(self) -> tuple[int, ...]:
-        """The blocks that may be offloaded: saved by forward, made by it, and not changed after they are saved."""
+        """The blocks that may be offloaded: made and saved by forward, not changed after they are saved, not tiny."""
         if not self.offload:
             return ()
         saved: defaultdict[int, int] = defaultdict(lambda: self.steps.count)
@@ -68,11 +69,12 @@ class Choices:
         for region in self.regions:
             for b in region.inputs:
                 saved[b] = min(saved[b], region.first - 1)
+        least = sum(self.steps.trace.blocks[b].bytes for b in saved) // SMALLEST_PART_OF_BYTES
         result = []
         for b, after in sorted(saved.items()):
             block = self.steps.trace.blocks[b]
             made = not block.persistent and block.host_write is None and block.kind is not BlockKind.WORKSPACE
-            if made and block.bytes and all(k <= after for k in self.steps.writers.get(b, ())):
+            if made and block.bytes > least and all(k <= after for k in self.steps.writers.get(b, ())):
                 result.append(b)
         return tuple(result)
 

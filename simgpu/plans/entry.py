@@ -101,7 +101,12 @@ def other_settings(trace: Trace, node: NodeSpec | str | Path, budget: int | str 
 
 def _node_and_budget(node: NodeSpec | str | Path, budget: int | str | None) -> tuple[NodeSpec, int]:
     chosen = node if isinstance(node, NodeSpec) else load_node(node)
-    limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
+    try:
+        limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
+    except ValueError as error:
+        raise InputError.single("plan", "budget", str(error), "give a size such as 24GB") from None
+    if limit <= 0:
+        raise InputError.single("plan", "budget", f"{budget} is no memory", "give a size such as 24GB")
     return chosen, limit
 
 

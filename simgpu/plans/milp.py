@@ -78,6 +78,7 @@ class IntegerProgram:
 
     def _sum(self, memory: Memory, budget: int, unless: Chosen | None) -> tuple[dict[int, float], float]:
         """Less memory in parts of the budget, so that HiGHS's tolerances are relative; and its constant part."""
+        budget = max(budget, 1)
         row: defaultdict[int, float] = defaultdict(float)
         most = memory.constant / budget
         for variable, bytes_ in memory.terms.items():

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Phase, Trace
 
+#: The operator that reads a number for the program.
+_READS_VALUE = "aten::_local_scalar_dense"
+
 
 class Region(NamedTuple):
     """One call of a module.
@@ -155,32 +158,41 @@ class Steps:
         return min((each.before for each in tensors if each.before is not None), default=None)
 
     def why_not(self, region: Region) -> str:
-        """Why `torch.utils.checkpoint` cannot run a region again with the same values, or the model cannot tell."""
-        inside, own = range(region.first, region.stop), self.births
+        """Why `torch.utils.checkpoint` cannot run a region again with the same values; empty if it can."""
         if not region.stop > region.first:
             return "runs no kernel"
-        if region.saved_stop == region.saved_first:
-            return "saves nothing"
-        again, inputs = self.rerun_range(region), set(region.inputs)
         start = self.rerun_before(region)
         if start is None:
             return "saves nothing that backward reads"
-        for k in inside:
+        for k in range(region.first, region.stop):
             for b in self.writes[k]:
-                if own[b] not in inside and not self.trace.blocks[b].persistent:
+                if self.births[b] < region.first and not self.trace.blocks[b].persistent:
                     return f"changes {self.trace.blocks[b].id} in place, which existed before it"
-        for k in again:
-            for b in self.writes[k]:
-                if self.trace.blocks[b].persistent and not self._is_statistic(k, b):
-                    return f"changes {self.trace.blocks[b].id}, which would change twice"
-            for b in self.reads[k]:
-                block = self.trace.blocks[b]
-                if block.persistent or own[b] in inside:
-                    continue
-                if b not in inputs:
-                    return f"reads {block.id}, which is none of its inputs"
-                if any(region.first <= w < start for w in self.writers.get(b, ())):
-                    return f"reads {block.id}, which is changed in place before backward"
+        again = self.rerun_range(region)
+        reasons = (*(self._cannot_write(k) for k in again), *(self._cannot_read(region, start, k) for k in again))
+        return next(filter(None, reasons), "")
+
+    def _cannot_write(self, k: int) -> str:
+        """Why a kernel cannot write again what it wrote."""
+        for b in self.writes[k]:
+            if self.trace.blocks[b].persistent and not self._is_statistic(k, b):
+                return f"changes {self.trace.blocks[b].id}, which would change twice"
+        return ""
+
+    def _cannot_read(self, region: Region, start: int, k: int) -> str:
+        """Why a kernel of a region, which runs again before kernel `start`, cannot read again what it read."""
+        for b in self.reads[k]:
+            block = self.trace.blocks[b]
+            if block.persistent and self.releases[b] < self.count:
+                return f"reads {block.id}, which the step replaces"
+            if block.id.endswith("num_batches_tracked") and self.trace.kernels[k].op == _READS_VALUE:
+                return f"averages its statistics over {block.id} batches"
+            if block.persistent or self.births[b] >= region.first:
+                continue
+            if b not in region.inputs:
+                return f"reads {block.id}, which is none of its inputs"
+            if any(region.first <= w < start for w in self.writers.get(b, ())):
+                return f"reads {block.id}, which is changed in place before backward"
         return ""
 
     def _is_statistic(self, k: int, b: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from simgpu.errors import InputError, Problem
 from simgpu.torch.copies import copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.offload import AsyncOffload
+from simgpu.torch.patching import StepHook
 from simgpu.torch.regions import regions_applied
 from simgpu.torch.transfers import Tally
 from simgpu.torch.types import tensor_type
@@ -32,6 +33,23 @@ class Applicable(Protocol):
     stash: int
 
 
+class Applied(ContextDecorator):
+    """A context in which steps of a model run by a plan; it can be entered again after it has ended."""
+
+    def __init__(self, plan: Applicable, model: nn.Module) -> None:
+        self._plan = plan
+        self._model = model
+        self._open: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        context = applied(self._plan, self._model)
+        context.__enter__()
+        self._open.append(context)
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
+
+
 @contextmanager
 def applied(plan: Applicable, model: nn.Module, tally: Tally | None = None) -> Iterator[None]:
     """Runs steps of a model by a plan inside the context; see `Plan.apply`. tally: counts the copied bytes."""
@@ -43,11 +61,11 @@ def applied(plan: Applicable, model: nn.Module, tally: Tally | None = None) -> I
             listed = Listed({(each.type, each.number): each.module for each in plan.offload})
             copies = copies_of(device_of(model))
             offload = AsyncOffload(copies, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
-            handle = model.register_forward_pre_hook(lambda *_: offload.begin_step())
+            handle = model.register_forward_pre_hook(StepHook(offload.begin_step))
             stack.callback(handle.remove)
             stack.enter_context(offload.step())
             yield
-            listed.check()
+            listed.begin()
         else:
             yield
 
@@ -58,6 +76,9 @@ def check_model(plan: Applicable, model: nn.Module) -> None:
         name: tensor_type(str(each.dtype).removeprefix("torch."), each.shape) for name, each in model.named_parameters()
     }
     where, remedy = f"plan for {plan.made_for.model}", "make the plan anew with `simgpu plan`"
+    inner = getattr(model, "module", None)
+    if isinstance(inner, nn.Module) and all(name.startswith("module.") for name in own):
+        remedy = "apply the plan to the module that is wrapped (model.module)"
     problems = []
     for name, kind in plan.made_for.parameters.items():
         if name not in own:

@@ -15,20 +15,26 @@ class Listed:
     """Chooses the listed tensors.
 
     listed: by type (`tensor_type`) and the number of earlier saved tensors of that type in a step, the module that
-    saves the tensor. A step begins with `begin`, which raises `InputError` for what the step before it did not save.
+    saves the tensor. A step begins with `begin`, which raises `InputError` for what the step before it did not save. A
+    step of another batch size, which saves none of them, is allowed once another step has saved them.
     """
 
     def __init__(self, listed: Mapping[tuple[str, int], str]) -> None:
         self._listed = listed
-        self._types = {kind for kind, _ in listed}
         self._seen: Counter[str] = Counter()
-        self._saved = False
+        self._matched = False
 
     def begin(self) -> None:
         """A new step."""
-        self.check()
+        if self._seen and not self._is_another_batch():
+            self.check()
         self._seen.clear()
-        self._saved = False
+
+    def _is_another_batch(self) -> bool:
+        """Whether a step saved none of the listed tensors, after steps that did: an epoch's last batch is smaller."""
+        missing = all(self._seen[kind] <= number for kind, number in self._listed)
+        self._matched = self._matched or not missing
+        return missing and self._matched
 
     def end(self) -> None:
         """Nothing to do."""
@@ -38,15 +44,12 @@ class Listed:
         kind = tensor_type(str(tensor.dtype).removeprefix("torch."), tensor.shape)
         if torch._C._current_graph_task_id() != -1:
             return False
-        self._saved = True
-        if kind not in self._types:
-            return False
         number = self._seen[kind]
         self._seen[kind] += 1
         return (kind, number) in self._listed
 
     def check(self) -> None:
-        """Raises `InputError` with every listed tensor that the step did not save although it saved some."""
+        """Raises `InputError` with every listed tensor that the step did not save."""
         problems = [
             Problem(
                 module,
@@ -55,7 +58,7 @@ class Listed:
                 "make the plan anew for this model and this batch",
             )
             for (kind, number), module in self._listed.items()
-            if self._saved and self._seen[kind] <= number
+            if self._seen[kind] <= number
         ]
         if problems:
             raise InputError(problems)

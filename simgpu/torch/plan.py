@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simgpu.io.atomic import atomic_file
 from simgpu.io.input_files import read_json
@@ -55,7 +55,7 @@ class MadeFor(FileModel):
     """The iteration that a plan is for."""
 
     model: str
-    batch: Count
+    batch: int = Field(ge=1)
     format: str
     device: str
     origin: str
@@ -97,6 +97,13 @@ class Plan(FileModel):
     predicted: Predicted
     notes: tuple[str, ...] = Field(default=(), strict=False)
 
+    @model_validator(mode="after")
+    def _calls_are_known(self) -> Self:
+        for each in self.recompute:
+            if each.call >= self.calls.get(each.module, 0):
+                raise ValueError(f"calls: a step calls '{each.module}' more than {each.call} times by `recompute`")
+        return self
+
     def apply(self, model: nn.Module) -> AbstractContextManager[None]:
         """Runs steps of a model by the plan, inside the context; also a decorator of a function that trains.
 
@@ -109,9 +116,9 @@ class Plan(FileModel):
         Gradients are those of plain steps. Raises `InputError` naming the first difference if the plan is for another
         model. The model is as before when the context ends, also if it fails.
         """
-        from simgpu.torch.applying import applied
+        from simgpu.torch.applying import Applied
 
-        return applied(self, model)
+        return Applied(self, model)
 
     def write(self, path: str | Path) -> None:
         """Writes the plan as a JSON file, atomically."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from simgpu.errors import InputError, Problem
+from simgpu.torch.patching import StepHook, replaced_forward
 
 #: Results that a region keeps: the name of an operator, and how many calls of it came before in the region.
 Kept = Collection[tuple[str, int]]
@@ -27,36 +30,96 @@ def checkpointed(path: str, module: nn.Module, forward: Callable[..., Any], keep
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        leaves, layout = tree_flatten((args, kwargs))
-        # A tensor that is given twice stays one tensor: attention runs other operators if query and key are the same.
-        tensors = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
-        number = {id(tensor): n for n, tensor in enumerate(tensors)}
-        places = [(p, number[id(leaf)]) for p, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        del leaves, args, kwargs
-        runs = 0
-
-        def inner(*given: torch.Tensor) -> Any:
-            nonlocal runs
-            filled = list(others)
-            for place, n in places:
-                filled[place] = given[n]
-            own_args, own_kwargs = tree_unflatten(filled, layout)
-            del filled, given
-            runs += 1
-            if runs == 1:
-                return forward(*own_args, **own_kwargs)
-            with statistics_unchanged(module):
-                return forward(*own_args, **own_kwargs)
-
+        again = _Again(module, forward, args, kwargs)
         if not keeps:
-            return checkpoint(inner, *tensors, use_reentrant=False)
+            return checkpoint(again, *again.take_tensors(), use_reentrant=False)
         keeping = _Keeping(keeps)
-        result = checkpoint(inner, *tensors, use_reentrant=False, context_fn=keeping.contexts)
+        result = checkpoint(again, *again.take_tensors(), use_reentrant=False, context_fn=keeping.contexts)
         keeping.check(path)
         return result
 
     return run
+
+
+class _Again:
+    """A forward that runs twice: first with its own arguments, then with new containers of the given tensors.
+
+    The first run may change a list or a dictionary that it was given; the second one gets it as it was. Random numbers
+    of Python and NumPy are repeated if the first run drew any; `torch.utils.checkpoint` repeats those of PyTorch.
+    """
+
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._module = module
+        self._forward = forward
+        self._own: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
+        leaves, self._layout = tree_flatten((args, kwargs))
+        # A tensor that is given twice stays one tensor: attention runs other operators if query and key are the same.
+        self._tensors = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+        number = {id(tensor): n for n, tensor in enumerate(self._tensors)}
+        self._places = [(p, number[id(leaf)]) for p, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._drawn: _RandomState | None = None
+
+    def take_tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments, each once; this object holds them no longer."""
+        tensors, self._tensors = self._tensors, []
+        return tensors
+
+    def __call__(self, *given: torch.Tensor) -> Any:
+        if self._own is not None:
+            (args, kwargs), self._own = self._own, None
+            del given
+            before = _RandomState()
+            result = self._forward(*args, **kwargs)
+            self._drawn = None if before.is_current() else before
+            return result
+        filled = list(self._others)
+        for place, n in self._places:
+            filled[place] = given[n]
+        args, kwargs = tree_unflatten(filled, self._layout)
+        del filled, given
+        with ExitStack() as stack:
+            stack.enter_context(statistics_unchanged(self._module))
+            if self._drawn is not None:
+                stack.enter_context(self._drawn.repeated())
+            return self._forward(*args, **kwargs)
+
+
+class _RandomState:
+    """The state of the random numbers of Python, and of NumPy if it is in use."""
+
+    def __init__(self) -> None:
+        numpy = sys.modules.get("numpy")
+        self._numpy: Any = None if numpy is None else numpy.random
+        self._of_python = random.getstate()
+        self._of_numpy = None if self._numpy is None else self._numpy.get_state(legacy=False)
+
+    def is_current(self) -> bool:
+        """Whether nothing has been drawn since."""
+        now = _RandomState()
+        if self._of_python != now._of_python:
+            return False
+        if self._of_numpy is None or now._of_numpy is None:
+            return True
+        own, other = self._of_numpy["state"], now._of_numpy["state"]
+        return bool(own["pos"] == other["pos"] and (own["key"] == other["key"]).all())
+
+    @contextmanager
+    def repeated(self) -> Iterator[None]:
+        """Inside the context the same numbers are drawn again."""
+        after = _RandomState()
+        self._set()
+        try:
+            yield
+        finally:
+            after._set()
+
+    def _set(self) -> None:
+        random.setstate(self._of_python)
+        if self._of_numpy is not None:
+            self._numpy.set_state(self._of_numpy)
 
 
 class _Keeping:
@@ -82,9 +145,7 @@ class _Keeping:
         """Raises `InputError` for each result that does not exist."""
         remedy = "make the plan anew for this model with `simgpu plan`"
         problems = [
-            Problem(
-                path, op, f"the plan keeps result {number + 1}; forward ran it {self.seen[op, False]} times", remedy
-            )
+            Problem(path, op, f"the plan keeps result {number + 1}; forward ran {self.seen[op, False]}", remedy)
             for op, number in sorted(self.keeps)
             if self.seen[op, False] <= number
         ]
@@ -126,36 +187,28 @@ def regions_applied(
     """Checkpoints calls of modules inside the context.
 
     regions: what each call keeps, by the path of its module and the number of its earlier calls in a step. calls: by
-    path, how often a step calls the module.
+    path, how often a step calls the module. A step begins when the model is called.
     """
-    modules = dict(model.named_modules())
+    modules, counts = dict(model.named_modules()), Counter[str]()
     with ExitStack() as stack:
+        handle = model.register_forward_pre_hook(StepHook(counts.clear))
+        stack.callback(handle.remove)
         for path in dict.fromkeys(path for path, _ in regions):
             own = {call: keeps for (other, call), keeps in regions.items() if other == path}
-            stack.enter_context(_replaced_forward(path, modules[path], own, calls[path]))
+            stack.enter_context(replaced_forward(modules[path], _chosen(path, own, calls[path], counts)))
         yield
 
 
-@contextmanager
-def _replaced_forward(path: str, module: nn.Module, keeps: Mapping[int, Kept], per_step: int) -> Iterator[None]:
-    own = vars(module).get("forward")
-    plain = module.forward
-    count = 0
+def _chosen(
+    path: str, keeps: Mapping[int, Kept], per_step: int, counts: Counter[str]
+) -> Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]:
+    """Of a module's plain forward, the one that runs: checkpointed if the plan has this call of the module."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal count
+    def choose(module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
-            return plain(*args, **kwargs)
-        call, count = count % per_step, count + 1
-        if call not in keeps:
-            return plain(*args, **kwargs)
-        return checkpointed(path, module, plain, keeps[call])(*args, **kwargs)
+            return plain
+        call = counts[path] % per_step
+        counts[path] += 1
+        return checkpointed(path, module, plain, keeps[call]) if call in keeps else plain
 
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+    return choose

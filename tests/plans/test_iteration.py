@@ -78,3 +78,33 @@ def test_a_buffer_that_forward_changes_would_change_twice() -> None:
     steps = Steps(record(factory, batch=2, repetitions=1, warmup=1))
     (region,) = [each for each in steps.regions() if each.module == "1"]
     assert steps.why_not(region) == "changes 1.calls, which would change twice"
+
+
+def test_a_buffer_that_forward_replaces_cannot_be_read_again() -> None:
+    import torch
+    from torch import nn
+
+    from simgpu.recorder import record
+
+    class Average(nn.Module):
+        def __init__(self, momentum: float | None) -> None:
+            super().__init__()
+            self.fc, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.fc(x)).exp().tanh()
+            if self.norm.momentum is not None:
+                self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+                y = y + self.mean
+            return y.sin().cos()
+
+    def reason(momentum: float | None) -> str:
+        def factory(batch: int) -> tuple[nn.Module, torch.Tensor]:
+            return nn.Sequential(nn.Linear(4, 4), Average(momentum)), torch.randn(batch, 4)
+
+        steps = Steps(record(factory, batch=8, repetitions=1, warmup=1))
+        return next(steps.why_not(each) for each in steps.regions() if each.module == "1")
+
+    assert reason(0.1) == "reads 1.mean, which the step replaces"
+    assert reason(None) == "averages its statistics over 1.norm.num_batches_tracked batches"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,13 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
 
+import numpy as np
 import torch
 from torch import nn
 
 from simgpu.errors import InputError
 from simgpu.torch.plan import Plan, read_plan
+from simgpu.torch.regions import regions_applied
 from tests.plans.iterations import training
 from tests.plans.models import MODELS
 from tests.plans.test_checking import plan_of
@@ -46,9 +51,10 @@ def test_training_with_a_plan_gives_the_same_weights_and_statistics(name: str, p
 
 
 def outside(module: nn.Module) -> tuple[Any, ...]:
-    """What a plan must leave as it was: the forward of each module, and its hooks."""
+    """What a plan must leave as it was: the class and forward of each module, and its hooks."""
     parts = list(module.modules())
-    return [vars(part).get("forward") for part in parts], [len(part._forward_pre_hooks) for part in parts]
+    hooks = [len(part._forward_pre_hooks) for part in parts]
+    return [type(part) for part in parts], [vars(part).get("forward") for part in parts], hooks
 
 
 def test_a_model_is_as_before_after_a_plan_also_if_training_fails() -> None:
@@ -130,3 +136,102 @@ def test_a_plan_file_with_mistakes_names_them_all(tmp_path: Path) -> None:
 
 def test_every_factory_of_the_matrix_is_named() -> None:
     assert len(MODELS) >= 20
+
+
+class Collecting(nn.Module):
+    """Fills a list that it is given, and draws a number of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+        y = self.inner(x).tanh() * random.uniform(0.5, 1.5) * np.random.uniform(0.5, 1.5)
+        seen.append(y)
+        return y + x
+
+
+class Collector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Collecting() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        seen: list[torch.Tensor] = []
+        for part in self.parts:
+            x = part(x, seen)
+        return x + sum(seen)
+
+
+def losses(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of a step with fixed random numbers."""
+    random.seed(3)
+    np.random.seed(3)
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def test_a_module_that_runs_again_fills_lists_once_and_draws_the_same_numbers() -> None:
+    model, x = Collector(), torch.randn(4, 8)
+    plain = losses(model, x)
+    paths = [f"parts.{n}" for n in range(3)]
+    with regions_applied(model, {(path, 0): () for path in paths}, dict.fromkeys(paths, 1)):
+        planned = losses(model, x)
+        after = random.random()
+    random.seed(3)
+    for _ in range(3):
+        random.uniform(0.5, 1.5)
+    assert all(torch.equal(one, two) for one, two in zip(plain, planned, strict=True))
+    assert after == random.random()
+
+
+def test_copies_of_a_model_inside_a_plan_are_plain() -> None:
+    plan, train = plan_of("gpt", 0.1, offload=False), training("gpt", batch=16)
+    module, workload = train.workload.module, train.workload
+    with plan.apply(module):
+        copied, pickled = copy.deepcopy(module), pickle.loads(pickle.dumps(module))
+    for each in (copied, pickled):
+        assert [type(part) for part in each.modules()] == [type(part) for part in module.modules()]
+        each.head.weight.data.zero_()
+        workload.loss(each(*workload.inputs), *workload.labels).backward()
+        assert all(parameter.grad is None for parameter in module.parameters())
+        assert torch.equal(each(*workload.inputs), torch.zeros(16 * 12, 50))
+
+
+def test_a_failed_step_does_not_move_regions_to_other_calls() -> None:
+    inner, x = Collecting().inner, torch.randn(4, 8)
+    twice = nn.Sequential(inner, inner)
+    ran: list[int] = []
+    with regions_applied(twice, {("0", 0): ()}, {"0": 2}):
+        handle = inner[1].register_forward_hook(lambda *_: ran.append(1))
+        broken = inner[2].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            twice(x)
+        broken.remove()
+        ran.clear()
+        twice(x).sum().backward()
+    handle.remove()
+    assert len(ran) == 3  # the first call runs twice, the second once
+
+
+def test_a_plan_may_be_applied_again_and_calls_without_gradients_do_not_count() -> None:
+    plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=16)
+    workload, module = train.workload, train.workload.module
+    context = plan.apply(module)
+    for _ in range(2):
+        with context:
+            for _ in range(2):
+                output = workload.output()
+                with torch.no_grad():
+                    workload.output()
+                workload.loss(output, *workload.labels).backward()
+
+
+def test_an_epochs_last_batch_may_be_smaller() -> None:
+    plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=16)
+    workload, module = train.workload, train.workload.module
+    (images,), (labels,) = workload.inputs, workload.labels
+    with plan.apply(module):
+        for count in (16, 16, 5, 16, 5):
+            workload.loss(module(images[:count]), labels[:count]).backward()

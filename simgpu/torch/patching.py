@@ -1,0 +1,60 @@
+"""Replaces the forward of a module and adds hooks to it, so that copies of the module are plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Of a module and its plain forward, the forward that runs.
+Choose = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+
+
+class StepHook:
+    """A hook before forward that begins a step if gradients are recorded. Copied or pickled it does nothing."""
+
+    def __init__(self, begin: Callable[[], None] | None = None) -> None:
+        self._begin = begin
+
+    def __call__(self, *_: Any) -> None:
+        if self._begin is not None and torch.is_grad_enabled():
+            self._begin()
+
+    def __reduce__(self) -> tuple[type[StepHook], tuple[()]]:
+        return StepHook, ()
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, choose: Choose) -> Iterator[None]:
+    """Inside the context, calls of a module run the forward that `choose` returns.
+
+    The module gets a class of its own, derived from its class. Copied or pickled it has its own class again. A forward
+    that the module itself has, not its class, is put aside meanwhile.
+    """
+    plain, own = type(module), vars(module).pop("forward", None)
+
+    class Planned(plain):  # type: ignore[valid-type, misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            usual = own if own is not None else super().forward
+            return choose(self, usual)(*args, **kwargs)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            _, arguments, *state = super().__reduce_ex__(protocol)
+            return _plain_module, tuple(plain if each is Planned else each for each in arguments), *state
+
+    Planned.__name__, Planned.__qualname__, Planned.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+    module.__class__ = Planned
+    try:
+        yield
+    finally:
+        module.__class__ = plain
+        if own is not None:
+            module.forward = own
+
+
+def _plain_module(kind: type[nn.Module], *args: Any) -> nn.Module:
+    """A module before its state is set."""
+    return kind.__new__(kind, *args)
