@@ -1,0 +1,51 @@
+"""`simgpu plan`: made, shown and checked from the command line, with one line for a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+
+from simgpu.torch.plan import read_plan
+from tests.cli.cli_helpers import simgpu
+
+_MAKE = ("--batch", "16", "--node", "v100", "--budget", "16MB", "-q")
+
+
+def test_a_plan_is_made_shown_and_checked(tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    made = simgpu("plan", "resnet20", *_MAKE, "--here", "--no-offload", "-o", file)
+    assert made.exit_code == 0, made.output
+    assert "lower bound" in made.stdout and "recompute stage" in made.stdout
+    assert simgpu("plan", "show", file).stdout == made.stdout
+    assert read_plan(file).predicted.peak_bytes <= 16_000_000
+    checked = simgpu("plan", "check", file, "resnet20", "-q")
+    assert checked.exit_code == 0 and "DIFFERS" not in checked.stdout
+    assert checked.stdout.count(" ok") == 6
+
+
+def test_settings_of_other_frameworks_are_printed() -> None:
+    made = simgpu(
+        "plan", "gpt2-small", "--batch", "2", "--node", "v100", "--budget", "4GB", "-q", "--settings", "--no-offload"
+    )
+    assert made.exit_code == 0, made.output
+    for framework in ("Transformers", "torchtitan", "Megatron-LM", "JAX"):
+        assert framework in made.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "resnet20", "--node", "v100"), "--batch: it is missing"),
+        (("plan", "resnet20", *_MAKE[:-3], "--budget", "1B"), "no plan fits into 1 B"),
+        (("plan", "resnet20", *_MAKE[:-3], "--budget", "-5MB"), "is not a size"),
+        (("plan", "show", "nowhere.json"), "nowhere.json: no such file"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    done = simgpu(*arguments)
+    assert done.exit_code == 2 and message in done.stderr
+    assert "Traceback" not in done.stderr
