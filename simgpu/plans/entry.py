@@ -24,6 +24,7 @@ from simgpu.trace.model import BlockKind, Trace
 from simgpu.units import format_bytes, parse_bytes
 
 _UNLIMITED = 1 << 60
+_EXPANDABLE = "expandable_segments:True"
 
 
 def plan(
@@ -57,9 +58,7 @@ def plan(
     base = Candidate(steps).run(chosen, _UNLIMITED)
     any_step, any_bound = _unrestricted(trace, chosen, limit, progress) if compare else (None, None)
     result = found.candidate.run(chosen, limit)
-    reserved = simulate(
-        found.candidate.planned.trace, chosen, found.candidate.policy, budget=_UNLIMITED, pool="caching"
-    )
+    reserved, notes = _reserved(found.candidate, chosen, limit)
     planned = found.candidate.planned
     return Plan(
         made_for=made_for(trace),
@@ -82,10 +81,11 @@ def plan(
             d2h_bytes=result.metrics.copied_bytes.get("d2h", 0),
             h2d_bytes=result.metrics.copied_bytes.get("h2d", 0),
             bound_ns=found.bound_ns,
-            reserved_bytes=reserved.metrics.reserved_bytes,
+            reserved_bytes=reserved,
             any_step_ns=any_step,
             any_bound_ns=any_bound,
         ),
+        notes=notes,
     )
 
 
@@ -135,6 +135,20 @@ def digest(trace: Trace) -> str:
     for row in (*trace.saved, *trace.modules):
         text.update(repr(row).encode())
     return text.hexdigest()
+
+
+def _reserved(candidate: Candidate, node: NodeSpec, budget: int) -> tuple[int | None, tuple[str, ...]]:
+    """What PyTorch's caching allocator reserves within the budget, and a note if it needs other settings, or fails."""
+    trace, policy = candidate.planned.trace, candidate.policy
+    for settings in (None, _EXPANDABLE):
+        try:
+            run = simulate(trace, node, policy, budget=budget, pool="caching", allocator=settings)
+        except OutOfMemoryError:
+            continue
+        note = f"memory fragments: set PYTORCH_CUDA_ALLOC_CONF={settings}, or give a smaller budget"
+        return run.metrics.reserved_bytes, (note,) if settings else ()
+    why = "PyTorch's caching allocator runs out of memory within the budget, with expandable segments too"
+    return None, (f"the tensors fit, but {why}: give a smaller budget",)
 
 
 def _check(trace: Trace) -> None:

@@ -24,7 +24,7 @@ def summary(plan: Plan) -> list[str]:
     lines = [*_recomputed(plan.recompute), *_offloaded(plan.offload)]
     if plan.offload:
         lines.append(f"prefetch {plan.prefetch} blocks ahead; at most {plan.stash} are under way to the host")
-    return lines or ["keep everything"]
+    return [*(lines or ["keep everything"]), *plan.notes]
 
 
 def facts(plan: Plan) -> list[tuple[str, str]]:
