@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
+import simgpu
 from simgpu.errors import InputError
 from simgpu.torch.plan import Plan, read_plan
 from simgpu.torch.regions import regions_applied
 from tests.plans.iterations import training
-from tests.plans.models import MODELS
+from tests.plans.models import MODELS, ResNet
 from tests.plans.test_checking import plan_of
 
 
@@ -235,3 +236,28 @@ def test_an_epochs_last_batch_may_be_smaller() -> None:
     with plan.apply(module):
         for count in (16, 16, 5, 16, 5):
             workload.loss(module(images[:count]), labels[:count]).backward()
+
+
+def test_a_step_of_ones_own_loop_with_two_losses_peaks_as_planned() -> None:
+    torch.manual_seed(0)
+    model, images, labels = ResNet(), torch.randn(32, 3, 16, 16), torch.randint(10, (32,))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        output = model(images)
+        loss = nn.functional.cross_entropy(output, labels) + 0.1 * output.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    with simgpu.record_step(model, optimizer) as recording:
+        step()
+        step()
+    node = simgpu.load_node("v100")
+    plain = simgpu.simulate(recording.trace, node, "none").metrics.device_peak_bytes
+    plan = simgpu.plan(recording.trace, node, plain * 3 // 4, offload=False)
+    with plan.apply(model), simgpu.record_step(model, optimizer) as planned:
+        step()
+    peak = simgpu.simulate(planned.trace, node, "none").metrics.device_peak_bytes
+    assert peak == plan.predicted.peak_bytes <= plain * 3 // 4
