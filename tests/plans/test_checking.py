@@ -54,11 +54,7 @@ def test_pytorch_does_what_was_planned(name: str, part: float, offload: bool) ->
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float, offload: bool) -> None:
-    try:
-        expect_agreement(name, part, offload)
-    except InputError as error:
-        # At the smallest peak, copies that are under way may leave no room for any plan.
-        assert offload and part == 0.0 and "no plan fits" in str(error)
+    expect_agreement(name, part, offload)
 
 
 def test_a_budget_below_all_plans_names_the_smallest_peak() -> None:
