@@ -43,6 +43,7 @@ def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str
     """
     from simgpu.plans.checking import check_plan
 
+    sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
     plan = read_plan(file)
     with progress(quiet) as say:
         say(f"running {model} with and without the plan")

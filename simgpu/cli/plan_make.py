@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -68,6 +69,7 @@ def make(
     from simgpu.recorder import record
     from simgpu.trace.folder import load_trace
 
+    sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
     is_trace = Path(model).is_dir()
     if batch is not None and is_trace:
         what = f"{batch} is given, and {model} is a recorded trace, which has its own"
