@@ -61,7 +61,8 @@ def projections(steps: Steps, node: NodeSpec, budget: int) -> list[Projection]:
         "Megatron-LM": (_megatron, "no single results, no offloads; parts of layers only of its own modules"),
         "JAX": (_jax, "no differences between layers"),
     }
-    return [_best(name, list(maker(steps, layers)), lost, node, budget) for name, (maker, lost) in makers.items()]
+    plain = _Setting("nothing to set", Candidate(steps))
+    return [_best(name, [plain, *maker(steps, layers)], lost, node, budget) for name, (maker, lost) in makers.items()]
 
 
 def _best(name: str, settings: Sequence[_Setting], lost: str, node: NodeSpec, budget: int) -> Projection:

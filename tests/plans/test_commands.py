@@ -56,8 +56,9 @@ def test_a_model_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "own_models.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(4, 4)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
-    model = ("own_models:net", "--input", "x=Bx4", "-q")
+    model = ("own_models:net", "--input", "input=Bx4", "-q")
     made = simgpu("plan", *model, "--batch", "2", "--node", "v100", "-o", "plan.json")
-    assert made.exit_code == 0 and "keep everything" in made.stdout
+    assert made.exit_code == 0, made.output
+    assert "keep everything" in made.stdout
     checked = simgpu("plan", "check", "plan.json", *model)
     assert checked.exit_code == 0, checked.output
