@@ -46,7 +46,7 @@ def plan(
     whether to run policy `joint`, which no way of running restricts, beside it. progress: receives a line of text at a
     time.
 
-    Raises `InputError` for a trace that lacks calls of modules, and where no plan fits.
+    Raises `InputError` for a trace without what autograd saves, and where no plan fits.
     """
     chosen, limit = _node_and_budget(node, budget)
     _check(trace)
@@ -154,11 +154,10 @@ def _reserved(candidate: Candidate, node: NodeSpec, budget: int) -> tuple[int | 
 def _check(trace: Trace) -> None:
     if problems := check_trace(trace):
         raise InputError(problems)
-    lacks = not trace.modules or any(each.freed_after is None for each in trace.saved)
-    if lacks:
-        what = "has no calls of modules, or not when autograd frees what it saved, which a plan needs"
+    if not trace.saved or any(each.freed_after is None for each in trace.saved):
+        what = "does not say what autograd saves and when it frees that, which a plan needs"
         remedy = "record the model with `simgpu record`, or give the model to `simgpu plan`"
-        raise InputError.single(trace.name or trace.info.model, "modules", what, remedy)
+        raise InputError.single(trace.name or trace.info.model, "saved", what, remedy)
 
 
 def _calls(steps: Steps) -> Counter[str]:
