@@ -33,8 +33,6 @@ _MOMENTS = 8
 _SHARES = ((1.0, 0.04, 8), (0.7, 0.04, 4), (0.4, 0.04, 8))
 #: Numbers of blocks that are fetched ahead, and that may still be under way to the host, tried with each plan.
 _AHEAD = ((1, 1), (2, 2), (4, 4), (8, 4), (8, 8), (8, 16), (16, 16))
-
-
 #: The part of a copy's time that counts although it overlaps with compute, so that nothing is offloaded without need.
 _NEEDLESS = 0.001
 #: A smallest peak is looked for until it is this close to what an integer program says.
@@ -42,12 +40,13 @@ _SMALLEST_GAP = 0.002
 
 
 class _Assumed(NamedTuple):
-    """The share of the link's bandwidth that offloads have, that of the budget that copies under way may take, and the
-    choices that are tied."""
+    """The share of the link's bandwidth that offloads have, that of the budget that copies under way may take, the
+    choices that are tied, and whether the program is to be a lower bound: it then allows all that plans can do."""
 
     share: float = 0.0
     under_way: float = 0.0
     tied: Mapping[Chosen, Chosen] = {}
+    is_bound: bool = False
 
     def __str__(self) -> str:
         link = f"with {self.share:.0%} of the link for offloads" if self.share else "without offloads"
@@ -93,26 +92,23 @@ class Search:
     def run(self) -> Found | None:
         """The best plan; None if no plan fits."""
         best: tuple[int, int, Candidate] | None = None
-        bound = 0.0
         for assumed in self._assumptions():
             self.progress(f"planning, {assumed}")
-            for candidate, solution in self._fitting(assumed):
-                if not assumed.tied and not assumed.share:
-                    bound = solution.bound
+            for candidate in self._fitting(assumed):
                 best = min((each for each in (best, *self._timed(candidate)) if each), key=_cost, default=None)
         if best is None:
             best = min(self._timed(smallest(self.choices, self.node).candidate), key=_cost, default=None)
-        if self.choices.offloadable:
-            # With the whole link and no memory under way, the program allows all that plans can do.
-            self.progress("planning, for a lower bound")
-            solved = solve(self._program(_Assumed(share=1.0)))
-            bound = 0.0 if solved is None else solved.bound
         if best is None:
             return None
         time_ns, peak, candidate = best
-        # Each region and result was counted with a nanosecond too much.
-        more = len(self.choices.regions) + sum(map(len, self.choices.keepable))
-        return Found(candidate, time_ns, peak, max(min(int(bound) - more, time_ns), 0), self.tried)
+        return Found(candidate, time_ns, peak, max(min(self._bound(), time_ns), 0), self.tried)
+
+    def _bound(self) -> int:
+        """No plan within the budget is faster: memory is looked at where plans exceeded the budget, and copies take the
+        link, not memory, while they are under way."""
+        self.progress("planning, for a lower bound")
+        solved = solve(self._program(_Assumed(share=1.0 if self.choices.offloadable else 0.0, is_bound=True)))
+        return 0 if solved is None else int(solved.bound)
 
     def least_peak(self) -> Smallest:
         """The plan with the smallest peak; of networks with many choices, of those that were looked at."""
@@ -154,8 +150,8 @@ class Search:
                 continue
             yield result.iteration_ns, result.metrics.device_peak_bytes, tried
 
-    def _fitting(self, assumed: _Assumed) -> Iterator[tuple[Candidate, Solution]]:
-        """The plan of least time that fits, with its solution; nothing if none fits."""
+    def _fitting(self, assumed: _Assumed) -> Iterator[Candidate]:
+        """The plan of least time that fits; nothing if none fits."""
         for _ in range(_ROUNDS):
             # Without a moment that is too large, choosing nothing is best.
             nothing = Solution(frozenset(), float(self.choices.steps.trace.compute_ns), 0.0)
@@ -165,7 +161,7 @@ class Search:
             candidate = self._candidate(solution)
             trail = candidate.trail(self.node)
             if trail.peak <= self.budget:
-                yield candidate, solution
+                yield candidate
                 return
             self._add_moments(candidate, trail, self.budget)
 
@@ -207,15 +203,16 @@ class Search:
             for k in self.choices.keepable[r]:
                 again[program.binary(Chosen("keep", r, k))] += trace.kernels[k].duration_ns
             # A nanosecond for each region and result, so that nothing is chosen without need.
-            for choice in (region, *(Chosen("keep", r, k) for k in self.choices.keepable[r])):
+            priced = () if assumed.is_bound else (region, *(Chosen("keep", r, k) for k in self.choices.keepable[r]))
+            for choice in priced:
                 program.cost[program.binary(choice)] = program.cost.get(program.binary(choice), 0.0) + 1.0
         program.row(again, trace.compute_ns - forward)
         if assumed.share:
-            self._add_link(program, assumed.share, first, second, is_bound=not assumed.under_way)
+            self._add_link(program, assumed, first, second)
         budget = int(self.budget * (1 - assumed.under_way))
         for moment, more in self.moments.items():
             memory = self._memory_at(moment, offload=bool(assumed.share))
-            program.within(memory, budget - more, self._unless(moment))
+            program.within(memory, budget - (0 if assumed.is_bound else more), self._unless(moment))
         return program
 
     def _choices_only(self, assumed: _Assumed) -> IntegerProgram:
@@ -240,15 +237,15 @@ class Search:
         """The region without which a moment does not exist."""
         return None if moment.region is None else Chosen("region", moment.region)
 
-    def _add_link(self, program: IntegerProgram, share: float, first: int, second: int, *, is_bound: bool) -> None:
-        """Offloads take time on the link, in forward and in backward."""
+    def _add_link(self, program: IntegerProgram, assumed: _Assumed, first: int, second: int) -> None:
+        """Offloads take the link's time in forward and backward; for a bound, each direction has the whole step."""
         link, blocks = self.node.link, self.choices.steps.trace.blocks
         for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
-            row = defaultdict(float, {column: 1.0})
+            row = defaultdict(float, {first: 1.0, second: 1.0} if assumed.is_bound else {column: 1.0})
             for b in self.choices.offloadable:
                 choice, time_ns = program.binary(Chosen("offload", b)), blocks[b].bytes * 1e9 / bandwidth
-                row[choice] -= time_ns / share
-                if not is_bound:
+                row[choice] -= time_ns / assumed.share
+                if not assumed.is_bound:
                     program.cost[choice] = program.cost.get(choice, 0.0) + 1.0 + time_ns * _NEEDLESS
             program.row(row, 0.0)
 
