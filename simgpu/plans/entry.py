@@ -43,7 +43,7 @@ def plan(
 
     trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when. budget: bytes or
     a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
-    whether to run policy `joint`, which no way of running restricts, beside it. progress: receives a line of text at a
+    whether to run policy `joint`, which no way of running restricts, as well. progress: receives a line of text at a
     time.
 
     Raises `InputError` for a trace without what autograd saves, and where no plan fits.

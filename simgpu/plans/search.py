@@ -73,7 +73,7 @@ class Smallest(NamedTuple):
 
 @dataclass
 class Search:
-    """progress: is told what is being solved."""
+    """progress: receives a line of text at a time."""
 
     choices: Choices
     node: NodeSpec
