@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent
 FOR_DEVELOPMENT = {"test", "dev"}
 
 
-def test_the_readme_lists_every_extra_with_its_packages() -> None:
+def test_the_codes_readme_lists_every_extra_with_its_packages() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "simgpu" / "README.md").read_text()
     table = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", readme.partition("| extra |")[2].partition("\n\n")[0], re.M))
     assert table.keys() == extras.keys() - FOR_DEVELOPMENT
     message = {"torch": "PyTorch", "scipy": "SciPy"}

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from simgpu.cli.group import wrapped
+from simgpu.cli.model_options import input_option, optimizer_option
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
-from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.recorder import BUILT_IN_MODELS
 from simgpu.recorder.inputs import named_inputs
 from simgpu.torch.plan import read_plan
 
@@ -22,15 +23,8 @@ _MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
 @click.argument("file", type=click.Path(path_type=Path), metavar="PLAN")
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Device to run on.")
-@click.option(
-    "--optimizer",
-    default="sgd",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
-    help="A built-in optimizer, or module.path:factory.",
-)
-@click.option("--input", "inputs", multiple=True, metavar="NAME=SHAPE[:TYPE[:BELOW]]", help="As in simgpu record.")
+@optimizer_option
+@input_option
 @quiet_option
 def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str, ...], quiet: bool) -> None:
     """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.

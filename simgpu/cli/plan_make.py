@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from simgpu.cli.choice import size_option
+from simgpu.cli.model_options import input_option, optimizer_option
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
 from simgpu.cli.suggestions import nodes, suggest
 from simgpu.errors import InputError
-from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS
+from simgpu.recorder import BUILT_IN_MODELS
 from simgpu.recorder.inputs import named_inputs
 
 _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
@@ -23,15 +24,8 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @click.option("--batch", metavar="N", type=_POSITIVE, help="Batch size in samples. Not with a recorded trace.")
 @click.option("--node", metavar="NODE", required=True, shell_complete=nodes, help="A shipped node or a YAML file.")
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 24GB. Default: all of the node's.")
-@click.option(
-    "--optimizer",
-    default="sgd",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
-    help="A built-in optimizer, or module.path:factory.",
-)
-@click.option("--input", "inputs", multiple=True, metavar="NAME=SHAPE[:TYPE[:BELOW]]", help="As in simgpu record.")
+@optimizer_option
+@input_option
 @click.option("--here", is_flag=True, help="Run the model on this machine's CPU, and plan for that.")
 @click.option("--offload/--no-offload", default=True, show_default=True, help="Whether tensors may go to the host.")
 @click.option("--compare", is_flag=True, help="Also run policy joint, which no way of running restricts.")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from simgpu.cli.group import wrapped
+from simgpu.cli.model_options import input_option, optimizer_option
 from simgpu.cli.record_memory import predict
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
@@ -55,14 +56,7 @@ _ROUGH = (
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @folder_options
 @click.option("--batch", metavar="N", type=_POSITIVE, required=True, help="Batch size in samples.")
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    metavar="NAME=SHAPE[:TYPE[:BELOW]]",
-    help="Input of your module, if your function returns only the module. B is the batch size: x=Bx3x224x224, or "
-    "ids=Bx128:int64:50257 for integers below 50257. Repeatable.",
-)
+@input_option
 @click.option(
     "--device",
     default="cpu",
@@ -77,14 +71,7 @@ _ROUGH = (
     shell_complete=nodes,
     help="Do not run the model: estimate the iteration for this node's GPU (v100, my-node.yaml).",
 )
-@click.option(
-    "--optimizer",
-    default="sgd",
-    show_default=True,
-    metavar="NAME",
-    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
-    help="A built-in optimizer, or module.path:factory.",
-)
+@optimizer_option
 @click.option(
     "--warmup", metavar="N", type=_POSITIVE, default=2, show_default=True, help="Untimed iterations to run first."
 )

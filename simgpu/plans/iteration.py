@@ -141,7 +141,7 @@ class _Planning:
     def trace(self) -> Trace:
         """The planned trace."""
         original, steps = self.steps.trace, self.steps
-        dropped = self._dropped()
+        dropped = self.steps.dropped
         blocks: list[Block] = []
         for b, block in enumerate(original.blocks):
             if steps.births[b] >= 0:
@@ -165,14 +165,6 @@ class _Planning:
             compressibility=(),
             accesses=(),
         )
-
-    def _dropped(self) -> list[int]:
-        """For each block the kernel after which nothing but autograd, a region or its kept results holds it."""
-        dropped = list(self.steps.releases)
-        for each in self.steps.saved:
-            if each.dropped is not None and not self.steps.trace.blocks[each.block].persistent:
-                dropped[each.block] = each.dropped
-        return dropped
 
     def _release(self, b: int, dropped: int) -> int:
         """Where an original block is freed."""

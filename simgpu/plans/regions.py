@@ -99,6 +99,15 @@ class Steps:
         return [self.place(block.release) for block in self.trace.blocks]
 
     @cached_property
+    def dropped(self) -> list[int]:
+        """For each block the kernel after which only autograd holds it; as `releases` for one that is not saved."""
+        dropped = list(self.releases)
+        for each in self.saved:
+            if each.dropped is not None and not self.trace.blocks[each.block].persistent:
+                dropped[each.block] = each.dropped
+        return dropped
+
+    @cached_property
     def writers(self) -> dict[int, list[int]]:
         """For each written block the kernels that write it."""
         writers: defaultdict[int, list[int]] = defaultdict(list)

@@ -101,15 +101,6 @@ class Rows:
         return [max(each.freed for each in saved[r.saved_first : r.saved_stop]) for r in self.choices.regions]
 
     @cached_property
-    def dropped(self) -> list[int]:
-        """For each block the kernel after which only autograd holds it in the recorded iteration."""
-        dropped = list(self.steps.releases)
-        for each in self.steps.saved:
-            if each.dropped is not None and not self.steps.trace.blocks[each.block].persistent:
-                dropped[each.block] = each.dropped
-        return dropped
-
-    @cached_property
     def saves(self) -> dict[int, list[tuple[int, Unsaved]]]:
         """By block, its saved tensors with their numbers."""
         result: defaultdict[int, list[tuple[int, Unsaved]]] = defaultdict(list)
@@ -134,7 +125,7 @@ class Rows:
                     unused = [self._unused(t) for n, t in self.saves.get(b, []) if r in self.regions_of[n]]
                     until = max([self.starts[r] - 1, *unused])
                     when = ({Chosen("keep", r, k): 1}, 0)
-                    result[b].append(_Reason(until, 0, when, False, keeper=r, taken=max(k, self.dropped[b])))
+                    result[b].append(_Reason(until, 0, when, False, keeper=r, taken=max(k, self.steps.dropped[b])))
         return dict(result)
 
     def results(self, k: int) -> Iterator[int]:
@@ -161,7 +152,7 @@ class Rows:
                         last = max(unused, default=-1)
                         birth = self.steps.births[b]
                         kept = Chosen("keep", r, birth) if birth in keepable else None
-                        until = min(self.dropped[b], again[-1]) if b in self.saves else self.steps.releases[b]
+                        until = min(self.steps.dropped[b], again[-1]) if b in self.saves else self.steps.releases[b]
                         own[b] = (min(until, again[-1]), last, kept)
             made.append([(b, *facts) for b, facts in own.items()])
         return made
@@ -174,7 +165,7 @@ class Rows:
             birth = self.steps.births[b]
             if birth > k or (moment.region is not None and birth == k) or not block.bytes:
                 continue
-            if (block.persistent and self.steps.releases[b] >= self.steps.count) or k <= self.dropped[b]:
+            if (block.persistent and self.steps.releases[b] >= self.steps.count) or k <= self.steps.dropped[b]:
                 result.constant += block.bytes
             else:
                 self._add(result, b, k, moment)

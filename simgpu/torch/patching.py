@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import new_class
 from typing import Any
 
 import torch
@@ -36,17 +37,18 @@ def replaced_forward(module: nn.Module, choose: Choose) -> Iterator[None]:
     """
     plain, own = type(module), vars(module).pop("forward", None)
 
-    class Planned(plain):  # type: ignore[valid-type, misc]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            usual = own if own is not None else super().forward
-            return choose(self, usual)(*args, **kwargs)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        usual = own if own is not None else super(planned, self).forward
+        return choose(self, usual)(*args, **kwargs)
 
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            _, arguments, *state = super().__reduce_ex__(protocol)
-            return _plain_module, tuple(plain if each is Planned else each for each in arguments), *state
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        _, arguments, *state = super(planned, self).__reduce_ex__(protocol)
+        return _plain_module, tuple(plain if each is planned else each for each in arguments), *state
 
-    Planned.__name__, Planned.__qualname__, Planned.__module__ = plain.__name__, plain.__qualname__, plain.__module__
-    module.__class__ = Planned
+    replaced = {"forward": forward, "__reduce_ex__": reduce}
+    names = {name: getattr(plain, name) for name in ("__qualname__", "__module__")}
+    planned: Any = new_class(plain.__name__, (plain,), exec_body=lambda body: body.update(replaced | names))
+    module.__class__ = planned
     try:
         yield
     finally:

@@ -1,0 +1,26 @@
+"""Options of commands that run or record a user's model."""
+
+from __future__ import annotations
+
+import click
+
+from simgpu.cli.suggestions import suggest
+from simgpu.recorder import BUILT_IN_OPTIMIZERS
+
+optimizer_option = click.option(
+    "--optimizer",
+    default="sgd",
+    show_default=True,
+    metavar="NAME",
+    shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
+    help="A built-in optimizer, or module.path:factory.",
+)
+
+input_option = click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME=SHAPE[:TYPE[:BELOW]]",
+    help="Input of your module, if your function returns only the module. B is the batch size: x=Bx3x224x224, or "
+    "ids=Bx128:int64:50257 for integers below 50257. Repeatable.",
+)
