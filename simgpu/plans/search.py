@@ -101,13 +101,19 @@ class Search:
         if best is None:
             return None
         time_ns, peak, candidate = best
-        return Found(candidate, time_ns, peak, max(min(self._bound(), time_ns), 0), self.tried)
+        # The solver's tolerance may put the bound of the best plan a few nanoseconds above it.
+        return Found(candidate, time_ns, peak, min(self.lower_bound(), time_ns), self.tried)
 
-    def _bound(self) -> int:
-        """No plan within the budget is faster: memory is looked at where plans exceeded the budget, and copies take the
-        link, not memory, while they are under way."""
+    def lower_bound(self) -> int:
+        """No plan within the budget is faster. Where tensors may be offloaded it is the time of the plain step.
+
+        Memory is linear in what is recomputed, and looked at where plans exceeded the budget. With offloads it depends
+        on when copies end: an early copy back counts although a late one might not be there yet.
+        """
+        if self.choices.offloadable:
+            return self.choices.steps.trace.compute_ns
         self.progress("planning, for a lower bound")
-        solved = solve(self._program(_Assumed(share=1.0 if self.choices.offloadable else 0.0, is_bound=True)))
+        solved = solve(self._program(_Assumed(is_bound=True)))
         return 0 if solved is None else int(solved.bound)
 
     def least_peak(self) -> Smallest:
@@ -238,15 +244,14 @@ class Search:
         return None if moment.region is None else Chosen("region", moment.region)
 
     def _add_link(self, program: IntegerProgram, assumed: _Assumed, first: int, second: int) -> None:
-        """Offloads take the link's time in forward and backward; for a bound, each direction has the whole step."""
+        """Offloads take the link's time in forward, and in backward."""
         link, blocks = self.node.link, self.choices.steps.trace.blocks
         for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
-            row = defaultdict(float, {first: 1.0, second: 1.0} if assumed.is_bound else {column: 1.0})
+            row = defaultdict(float, {column: 1.0})
             for b in self.choices.offloadable:
                 choice, time_ns = program.binary(Chosen("offload", b)), blocks[b].bytes * 1e9 / bandwidth
                 row[choice] -= time_ns / assumed.share
-                if not assumed.is_bound:
-                    program.cost[choice] = program.cost.get(choice, 0.0) + 1.0 + time_ns * _NEEDLESS
+                program.cost[choice] = program.cost.get(choice, 0.0) + 1.0 + time_ns * _NEEDLESS
             program.row(row, 0.0)
 
 

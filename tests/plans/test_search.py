@@ -57,10 +57,14 @@ def test_the_plan_is_the_best_of_all_plans_of_recomputation(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet", "gpt"])
 def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str) -> None:
     choices = Choices(Steps(recorded(name)))
-    found = [Search(choices, NODE, budget).run() for budget in budgets(choices, 3)]
+    searches = [Search(choices, NODE, budget) for budget in budgets(choices, 3)]
+    found = [search.run() for search in searches]
     for budget, each in zip(budgets(choices, 3), found, strict=True):
         assert each is not None and each.peak <= budget
         assert each.bound_ns <= each.time_ns
+    for search, each in zip(searches, found, strict=True):
+        assert each is not None
+        assert 0 < search.lower_bound() <= each.time_ns * (1 + 1e-6)
 
 
 def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
