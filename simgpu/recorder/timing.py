@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from simgpu.errors import InputError
 from simgpu.recorder.clocks import Clock, CudaClock, HostClock
 from simgpu.recorder.iteration import NoWatcher, run_iteration
+from simgpu.recorder.scratch import ScratchMeter
 from simgpu.recorder.workload import Workload
 
 #: (operator, shape of its result), which must be the same in every iteration.
@@ -78,3 +79,30 @@ class TimingPass(TorchDispatchMode, NoWatcher):
     def durations(self) -> list[int]:
         """Returns the nanoseconds of each operator call, in order."""
         return self._clock.durations(self._marks)
+
+
+class MeteredTiming(TimingPass):
+    """Times the operators of a step while a structure pass observes it; give it to that pass as its meter.
+
+    The structure pass measures values with operators of its own, which are not timed.
+    """
+
+    def __init__(self, clock: Clock, scratch: ScratchMeter) -> None:
+        super().__init__(clock)
+        self._scratch = scratch
+        self._is_next = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_timed, self._is_next = self._is_next, False
+        return super().__torch_dispatch__(func, types, args, kwargs) if is_timed else func(*args, **(kwargs or {}))
+
+    def start(self) -> None:
+        """Times the next operator."""
+        self._scratch.start()
+        self._is_next = True
+
+    def used(self) -> int:
+        """Returns the workspace bytes of the last operator."""
+        return self._scratch.used()

@@ -390,6 +390,8 @@ def test_a_step_without_a_device_saves_what_a_recording_without_a_device_finds()
     kinds = [[(row.layer, row.shape, row.dtype) for row in each.saved] for each in (trace, recording.trace)]
     assert kinds[0] == kinds[1] and all(row.freed_after for row in recording.trace.saved)
     assert [call.module for call in recording.trace.modules] == [call.module for call in trace.modules]
+    times = [[(k.op, k.duration_ns) for k in each.kernels if k.phase == "forward"] for each in (trace, recording.trace)]
+    assert times[1][: len(times[0])] == times[0]
 
 
 def test_a_step_in_which_hooks_are_refused_is_recorded_without_saved_tensors() -> None:

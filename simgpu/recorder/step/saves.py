@@ -172,5 +172,6 @@ class StepSaves:
 @cache
 def _references_of_none() -> int:
     """References to a storage without any tensor: some releases of PyTorch count that of its Python object."""
-    tensor = torch.empty(1)
+    with torch.utils._python_dispatch._disable_current_modes():
+        tensor = torch.empty(1)
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1

@@ -39,7 +39,7 @@ from simgpu.recorder.step.habits import habits_of_scripts
 from simgpu.recorder.step.last import LastStep, last_step
 from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
-from simgpu.recorder.timing import TimingPass
+from simgpu.recorder.timing import MeteredTiming
 from simgpu.recorder.unsupported import check_module, refuse_unsupported
 from simgpu.trace.model import BlockKind, Origin, TraceInfo
 from simgpu.trace.requests import MemoryRequests
@@ -175,15 +175,16 @@ def record_real_step(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iter
         what, remedy = f"its weights are on {device}, which cannot be recorded", "move it to cpu or cuda, or give gpu"
         raise InputError.single("record_step", "model", what, remedy)
     recording = StepRecording()
-    scratch: ScratchMeter = CudaScratch(device) if device.type == "cuda" else NoScratch()
-    timing = TimingPass(CudaClock() if device.type == "cuda" else HostClock())
+    is_cuda = device.type == "cuda"
+    timing = MeteredTiming(CudaClock() if is_cuda else HostClock(), CudaScratch(device) if is_cuda else NoScratch())
     with ExitStack() as stack:
         autocasts = stack.enter_context(watched(name, refuses=device.type == "cpu"))
         stack.enter_context(refuse_unsupported(name))
         stack.enter_context(no_garbage_collection())
-        step = _Observation(module, optimizers, device, scratch)
+        step = _Observation(module, optimizers, device, timing)
         with timing, step.running():
             yield recording
+    assert timing.signatures == step.structure.signatures, "an operator has another's duration"
     (kernels, blocks, saves), samples = step.last()
     info = TraceInfo(
         model=name,
@@ -243,6 +244,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         if assumed := assumed_values(mode).strip():
             requests.notes.append(assumed)
         dtype = _dtype(module)
+    assert work is None or len(work.calls) == len(step.structure.signatures), "an operator has another's duration"
     if prices is None or work is None:
         assert missing is not None
         recording.finish(requests, missing)
