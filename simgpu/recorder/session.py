@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,13 @@ from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 
 
+#: A context around a model while it runs, in which it may be compiled.
+Around = Callable[[torch.nn.Module], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True)
 class Session:
-    """The arguments of `record`, already checked except where that needs PyTorch."""
+    """The arguments of `record`, already checked except where that needs PyTorch. around: a context for the model."""
 
     factory: str | Callable[..., Any]
     batch: int
@@ -56,6 +60,7 @@ class Session:
     hold_output: bool = False
     grad_scaler: bool = False
     inputs: Mapping[str, InputSpec] | None = None
+    around: Around | None = None
 
     @property
     def name(self) -> str:
@@ -72,12 +77,15 @@ class Session:
             output_folder(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
-            refuse_unsupported(self.name),
+            refuse_unsupported(self.name, compiles=self.around is not None),
+            ExitStack() as stack,
         ):
             factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
             scaler = torch.amp.GradScaler(device.type) if self.grad_scaler else None
             workload = make_workload(self.name, factory, self.batch, self.inputs).to(device)
             workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
+            if self.around is not None:
+                stack.enter_context(self.around(workload.module))
             optimizer = make_optimizer(new_optimizer, workload.module)
             training = self._train(workload, optimizer, device) if self.epochs else None
             self.progress(f"recording {self.name}")

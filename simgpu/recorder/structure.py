@@ -62,6 +62,11 @@ class StructurePass(TorchDispatchMode):
         self._layer: str | None = None
         self._scopes: dict[int, int] = {}
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: otherwise PyTorch would not run compiled code while this mode is active."""
+        return True
+
     def begin(self, phase: Phase) -> None:
         """Called at the start of each phase; after backward, names the gradients of weights."""
         self._phase = phase

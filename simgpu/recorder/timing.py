@@ -66,6 +66,11 @@ class TimingPass(TorchDispatchMode, NoWatcher):
         self._clock = clock
         self._marks: list[tuple[Any, Any]] = []
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: otherwise PyTorch would not run compiled code while this mode is active."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

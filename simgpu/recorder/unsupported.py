@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -86,15 +86,16 @@ def check_module(name: str, module: nn.Module) -> None:
 
 
 @contextmanager
-def refuse_unsupported(name: str) -> Iterator[None]:
+def refuse_unsupported(name: str, *, compiles: bool = False) -> Iterator[None]:
     """Rejects calls of compiled functions, and reports errors inside unsupported parts of PyTorch.
 
     Inside the context, compiled functions run uncompiled, because compiled code would access the missing memory of fake
-    tensors. Raises `InputError` naming `name` and the line in user code.
+    tensors. compiles: they run nevertheless, for a model whose graphs run operator by operator. Raises `InputError`
+    naming `name` and the line in user code.
     """
     refused: list[InputError] = []
     try:
-        with _no_compiled_code(name, refused):
+        with nullcontext() if compiles else _no_compiled_code(name, refused):
             yield
     except Exception as error:
         if refused:

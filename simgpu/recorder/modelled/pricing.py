@@ -29,6 +29,11 @@ class WorkPass(TorchDispatchMode):
         self.calls: list[OperatorWork] = []
         self._gpu = gpu
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: otherwise PyTorch would not run compiled code while this mode is active."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -32,6 +32,7 @@ from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.saved import note_saved
 from simgpu.recorder.session import (
+    Around,
     main_dtype,
     model_name,
     no_garbage_collection,
@@ -57,6 +58,7 @@ class ModelledSession:
 
     time_model: returns the `Prices` of a GPU; `simgpu.workloads.timemodel.model.time_model` except in tests.
     as_on_gpu: whether operators have the form they have on a GPU (`gpu_forms`), or that on a CPU.
+    around: a context for the model.
     """
 
     factory: str | Callable[..., Any]
@@ -70,6 +72,7 @@ class ModelledSession:
     hold_output: bool = False
     grad_scaler: bool = False
     inputs: Mapping[str, InputSpec] | None = None
+    around: Around | None = None
 
     @property
     def name(self) -> str:
@@ -126,11 +129,13 @@ class ModelledSession:
         """Enters the contexts of a run without a device; returns the workload on fake tensors."""
         autocasts = stack.enter_context(self._autocast())
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        stack.enter_context(refuse_unsupported(self.name))
+        stack.enter_context(refuse_unsupported(self.name, compiles=self.around is not None))
         stack.enter_context(own_random_state(_CPU, seed=0))
         mode = stack.enter_context(fake_tensors(self.name))
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
         workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
+        if self.around is not None:
+            stack.enter_context(self.around(workload.module))
         scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
         return mode, workload._replace(hold_output=self.hold_output, scaler=scaler), autocasts
 

@@ -1,0 +1,114 @@
+"""Asks PyTorch's partitioner how it splits a traced step into forward and backward, for choices of what runs again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+
+from simgpu.torch.graphs import GraphOperator, compiling, operators
+
+
+class Split(NamedTuple):
+    """The graphs of forward and backward. again: names of the nodes that both of them run, views included."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The nodes whose results backward is given: what forward saves, and gradients of its results (tangents)."""
+        return tuple(node.name for node in self.backward.graph.nodes if node.op == "placeholder")
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """The nodes whose results forward saves, inputs of the model included."""
+        return tuple(name for name in self.given if not name.startswith("tangents"))
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The nodes that run in forward and again in backward, in backward's order."""
+        first = {node.name for node in self.forward.graph.nodes if node.op == "call_function"}
+        return tuple(
+            node.name for node in self.backward.graph.nodes if node.op == "call_function" and node.name in first
+        )
+
+
+class _Asked(CustomKnapsackSolver):
+    """Answers with the nodes of some names, and notes what it was asked."""
+
+    def __init__(self, again: Collection[str]) -> None:
+        self.again = again
+        self.banned: tuple[fx.Node, ...] = ()
+        self.known: dict[str, GraphOperator] = {}
+        self.forward: frozenset[str] = frozenset()
+
+    def __call__(
+        self, memory: list[float], joint_graph: fx.Graph, max_memory: float, node_info: Any, banned: Sequence[fx.Node]
+    ) -> tuple[list[int], list[int]]:
+        self.banned = tuple(banned)
+        self.forward = frozenset(node.name for node in joint_graph.nodes if node_info.is_required_fw(node))
+        self.known = operators(node for node in joint_graph.nodes if node.name in self.forward)
+        again = [place for place, node in enumerate(banned) if node.name in self.again]
+        return [place for place, node in enumerate(banned) if node.name not in self.again], again
+
+    def uuid(self) -> None:
+        """None: what depends on it is not cached."""
+        return
+
+
+class Joint(CustomPartitionerFn):
+    """Notes the graph that TorchInductor gives to its partitioner, and splits it as PyTorch does without a budget."""
+
+    def __init__(self) -> None:
+        self._graph: fx.GraphModule | None = None
+        self._inputs: Sequence[object] = ()
+        self._settings: Mapping[str, Any] = {}
+        self.count = 0
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._graph, self._inputs, self._settings = gm, joint_inputs, kwargs
+        self.count += 1
+        return self._split()
+
+    def uuid(self) -> None:
+        """None: what depends on it is not cached."""
+        return
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """A context in which TorchInductor gives its graph to this partitioner."""
+        with compiling(activation_memory_budget=1.0), inductor_config.patch(custom_partitioner_fn=self):
+            yield
+
+    def usual(self) -> Split:
+        """The split without a budget."""
+        with functorch_config.patch(activation_memory_budget=1.0):
+            return Split(*self._split())
+
+    def split(self, again: Collection[str]) -> tuple[Split, _Asked]:
+        """The split in which these of the operators that PyTorch bans may run again; and what it asked."""
+        asked = _Asked(again)
+        patch = {"activation_memory_budget": math.nan, "activation_memory_budget_solver": asked}
+        with functorch_config.patch(patch):
+            return Split(*self._split()), asked
+
+    def by_solver(self, solver: str, budget: float) -> Split:
+        """The split by one of PyTorch's own solvers, such as ``dp``, with its budget: a part of what it saves."""
+        with functorch_config.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
+            return Split(*self._split())
+
+    def _split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        assert self._graph is not None
+        given = {"compiler": "inductor", **self._settings}
+        forward, backward = min_cut_rematerialization_partition(self._graph, self._inputs, **given)
+        return forward, backward

@@ -1,0 +1,175 @@
+"""Compiles a model so that backward recomputes what a plan chose.
+
+TorchInductor traces forward and backward into one graph. PyTorch's partitioner (torch/_functorch/partitioners.py) then
+decides what forward saves. It bans operators that are expensive to run again; with a memory budget it asks a solver
+which of these may run again nevertheless; of all others a minimum cut decides whether they are saved. The solver here
+answers with a plan's choice. That interface is private to PyTorch, so a graph is compared with the plan's before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo
+from torch import fx, nn
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch import config as functorch_config
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver
+
+from simgpu.errors import InputError
+from simgpu.torch.patching import replaced_forward
+
+#: A context in which a model is compiled.
+Settings = Callable[[], AbstractContextManager[Any]]
+
+_ROOT = re.compile(r"^L\['[^']*'\]\.?|^L__self__[._]*")
+_PART = re.compile(r"\._modules\['([^']*)'\]")
+_VERSIONS = 10**6
+#: Kernels of fused attention are named after the device and the library; a plan is for any of them.
+_ATTENTION = re.compile(r"_scaled_dot_product_\w*attention\w*")
+
+
+class GraphOperator(NamedTuple):
+    """An operator of a graph: the module that calls it, and how many of that name the module called before."""
+
+    module: str
+    op: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model'}: {self.op} {self.number}"
+
+
+def operators(forward: Iterable[fx.Node]) -> dict[str, GraphOperator]:
+    """The operators of a graph's forward, in order, by the names of its nodes."""
+    seen: Counter[tuple[str, str]] = Counter()
+    result = {}
+    for node in forward:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            key = module_of(node), _ATTENTION.sub("scaled_dot_product_attention", node.target._schema.name)
+            result[node.name] = GraphOperator(*key, seen[key])
+            seen[key] += 1
+    return result
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the module that calls a node's operator; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return _PART.sub(r".\1", _ROOT.sub("", path)).lstrip(".")
+
+
+def modules_of(known: Iterable[GraphOperator]) -> dict[str, str]:
+    """For each module the number of its operators and a digest of their names."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for each in known:
+        names[each.module].append(each.op)
+    return {
+        module: f"{len(ops)} {hashlib.sha256(' '.join(ops).encode()).hexdigest()[:12]}" for module, ops in names.items()
+    }
+
+
+class PlannedPartition(CustomKnapsackSolver):
+    """Answers PyTorch's partitioner with a plan's choice.
+
+    modules: as `modules_of`, of the plan's graph. again: the operators that run again of those that PyTorch bans.
+    refusal: the error of a graph that the plan is not for.
+    """
+
+    def __init__(self, model: str, modules: Mapping[str, str], again: Collection[GraphOperator]) -> None:
+        self.refusal: InputError | None = None
+        self._model = model
+        self._modules = modules
+        self._again = frozenset(again)
+
+    def __call__(
+        self, memory: list[float], joint_graph: fx.Graph, max_memory: float, node_info: Any, banned: Sequence[fx.Node]
+    ) -> tuple[list[int], list[int]]:
+        known = operators(node for node in joint_graph.nodes if node_info.is_required_fw(node))
+        self._check(known, banned)
+        again = [place for place, node in enumerate(banned) if known.get(node.name) in self._again]
+        saved = [place for place in range(len(banned)) if place not in set(again)]
+        return saved, again
+
+    def uuid(self) -> str:
+        """Identifies the choice, for PyTorch's caches of compiled code."""
+        return hashlib.sha256(repr((sorted(self._modules.items()), sorted(self._again))).encode()).hexdigest()
+
+    def settings(self) -> AbstractContextManager[Any]:
+        """A context in which PyTorch's partitioner asks."""
+        # With a number, it would not ask where it saves less than its inputs' size; no comparison with NaN is true.
+        return compiling(activation_memory_budget=math.nan, activation_memory_budget_solver=self)
+
+    def _check(self, known: Mapping[str, GraphOperator], banned: Sequence[fx.Node]) -> None:
+        own = modules_of(known.values())
+        place = next((each for each in (*self._modules, *own) if self._modules.get(each) != own.get(each)), None)
+        missing = self._again - {known.get(node.name) for node in banned}
+        if place is not None:
+            counts = [(each.get(place) or "0").partition(" ")[0] for each in (own, self._modules)]
+            what = f"its graph has {counts[0]} operators, and {counts[1]} in the plan"
+            what = "its graph has other operators than in the plan" if counts[0] == counts[1] else what
+        elif missing:
+            place, what = str(min(missing)), "this version of PyTorch does not let a solver decide about it"
+        else:
+            return
+        remedy = "make the plan anew with `simgpu plan --execute compile`"
+        self.refusal = InputError.single(f"plan for {self._model}", place or "the model", what, remedy)
+        raise self.refusal
+
+
+@contextmanager
+def compiling(**partitioner: Any) -> Iterator[None]:
+    """Settings of PyTorch's compiler inside the context. partitioner: those of its partitioner."""
+    # Each context compiles anew, which counts as another version of the model's code.
+    dynamo = {"allow_rnn": True, "recompile_limit": _VERSIONS, "accumulated_recompile_limit": _VERSIONS}
+    with torch._dynamo.config.patch(dynamo), functorch_config.patch(**partitioner):
+        yield
+
+
+@contextmanager
+def graphs_applied(
+    model: nn.Module, settings: Settings, *, one_by_one: bool = False, refusal: Callable[[], InputError | None]
+) -> Iterator[None]:
+    """Compiles a model as a whole inside the context; calls without gradients run as before.
+
+    settings: entered around each call. one_by_one: the graphs run operator by operator, unfused, so that what they do
+    can be watched. refusal: an error to raise in place of the compiler's.
+    """
+    run: Callable[..., Any] | None = None
+
+    def choose(_: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
+        nonlocal run
+        if not torch.is_grad_enabled():
+            return usual
+        if run is None:
+            backend = partial(compile_fx, inner_compile=_one_by_one) if one_by_one else "inductor"
+            run = torch.compile(usual, fullgraph=True, dynamic=False, backend=backend)
+        return call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        assert run is not None
+        with settings():
+            try:
+                return run(*args, **kwargs)
+            except Exception as error:
+                own = refusal()
+                if own is None:
+                    raise
+                raise own from error
+
+    with replaced_forward(model, choose):
+        yield
+
+
+def _one_by_one(graph: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    run: Callable[..., Any] = boxed_nop(graph, list(example_inputs))
+    return run
