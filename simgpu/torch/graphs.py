@@ -137,7 +137,11 @@ def compiling(**partitioner: Any) -> Iterator[None]:
 
 @contextmanager
 def graphs_applied(
-    model: nn.Module, settings: Settings, *, one_by_one: bool = False, refusal: Callable[[], InputError | None]
+    model: nn.Module,
+    settings: Settings,
+    *,
+    one_by_one: bool = False,
+    refusal: Callable[[], InputError | None] = lambda: None,
 ) -> Iterator[None]:
     """Compiles a model as a whole inside the context; calls without gradients run as before.
 

@@ -68,7 +68,8 @@ def _add(result: Graph, node: fx.Node, parts: dict[str, tuple[str | None, ...]])
     values = value if isinstance(value, (tuple, list)) else (value,)
     given = {_storage(each.meta["val"]): result.root[each.name] for each in node.all_input_nodes if _is_tensor(each)}
     done = access(node.target, *_values(node), value)
-    made, new = [], []
+    made: list[str | None] = []
+    new: list[str] = []
     for place, each in enumerate(values):
         if not isinstance(each, torch.Tensor) or not each.untyped_storage().nbytes():
             made.append(None)
@@ -97,7 +98,7 @@ def _use(result: Graph, used: fx.Node, parts: Mapping[str, tuple[str | None, ...
 
 def _viewed(node: fx.Node, result: Graph) -> str | None:
     """The memory that an operator makes a view of. Storages do not show it: TorchInductor replaces some operators."""
-    returned = node.target._schema.returns  # type: ignore[union-attr]
+    returned = node.target._schema.returns
     first = node.args[0] if node.args else None
     is_view = all(each.alias_info is not None and not each.alias_info.is_write for each in returned)
     return result.root.get(first.name) if is_view and isinstance(first, fx.Node) else None

@@ -9,7 +9,7 @@ optimizer, is as recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +22,25 @@ from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase,
 
 #: Mark of what runs or is made again, behind its name.
 AGAIN = "~again"
+
+
+class Planned(NamedTuple):
+    """trace: the iteration with another split. memory: by the id of a block that its graphs make, the memory it is.
+    first, second: the positions of forward's first kernel, and of backward's. graphs: the two graphs. results: the
+    memory of the model's results."""
+
+    trace: Trace
+    memory: Mapping[str, str]
+    first: int
+    second: int
+    graphs: tuple[Graph, Graph]
+    results: frozenset[str]
+
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The nodes whose kernels run in forward and again in backward, in backward's order."""
+        forward, backward = self.graphs
+        return tuple(call.node for call in backward.calls if call.node in forward.place)
 
 
 class Side(NamedTuple):
@@ -60,9 +79,17 @@ class CompiledIteration:
         """Backward's graph in the recorded iteration."""
         return self._side(graph_of(self.split.backward), self.forward.stop)
 
-    def planned(self, split: Split) -> Trace:
+    def planned(self, split: Split) -> Planned:
         """The iteration with another split."""
-        return _Splicing(self, split).trace()
+        return _Splicing(self, split).planned()
+
+    def runs(self, node: str) -> bool:
+        """Whether a node's kernel is in the recorded iteration."""
+        return node in self.forward.graph.place or node in self.backward.graph.place
+
+    def time_ns(self, node: str) -> int:
+        """The time of a node's kernel in the recorded iteration."""
+        return self.kernel(node, self.forward).duration_ns
 
     def kernel(self, node: str, first: Side) -> Kernel:
         """The recorded kernel of a node, that of one graph if it runs in both."""
@@ -104,7 +131,7 @@ class _Splicing:
         self.forward_ids: dict[str, str] = {**self.second.made, **self.first.block}
         self.backward_ids: dict[str, str] = {}
 
-    def trace(self) -> Trace:
+    def planned(self) -> Planned:
         """The new iteration."""
         old = self.old.kernels
         self.kernels += old[: self.first.first]
@@ -119,7 +146,9 @@ class _Splicing:
             self._run(call, self.recorded.kernel(call.node, self.second), self.backward_ids, Phase.BACKWARD, mark)
         self.kernels += old[self.second.stop :]
         ends = self._ends(forward_first, backward_first)
-        return replace(
+        ids = {**self.backward_ids, **self.forward_ids}
+        memory = {name: each for each, name in ids.items() if name in self.made}
+        trace = replace(
             self.old,
             kernels=tuple(self.kernels),
             blocks=tuple(self._blocks(ends)),
@@ -130,6 +159,8 @@ class _Splicing:
             compressibility=(),
             accesses=(),
         )
+        results = frozenset(filter(None, self.results))
+        return Planned(trace, memory, forward_first, backward_first, (self.forward, self.backward), results)
 
     def _is_new_copy(self, node: str) -> bool:
         """Whether backward runs a node again that it did not run in the recorded iteration."""

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
 
+from simgpu.recorder.autocast import replaced
 from simgpu.torch.graphs import GraphOperator, compiling, operators
 
 
@@ -41,7 +42,7 @@ class Split(NamedTuple):
         )
 
 
-class _Asked(CustomKnapsackSolver):
+class Asked(CustomKnapsackSolver):
     """Answers with the nodes of some names, and notes what it was asked."""
 
     def __init__(self, again: Collection[str]) -> None:
@@ -90,25 +91,43 @@ class Joint(CustomPartitionerFn):
         with compiling(activation_memory_budget=1.0), inductor_config.patch(custom_partitioner_fn=self):
             yield
 
+    @property
+    def graph(self) -> fx.GraphModule:
+        """The graph of forward and backward."""
+        assert self._graph is not None
+        return self._graph
+
     def usual(self) -> Split:
         """The split without a budget."""
         with functorch_config.patch(activation_memory_budget=1.0):
             return Split(*self._split())
 
-    def split(self, again: Collection[str]) -> tuple[Split, _Asked]:
+    def split(self, again: Collection[str]) -> tuple[Split, Asked]:
         """The split in which these of the operators that PyTorch bans may run again; and what it asked."""
-        asked = _Asked(again)
+        asked = Asked(again)
         patch = {"activation_memory_budget": math.nan, "activation_memory_budget_solver": asked}
         with functorch_config.patch(patch):
             return Split(*self._split()), asked
 
-    def by_solver(self, solver: str, budget: float) -> Split:
-        """The split by one of PyTorch's own solvers, such as ``dp``, with its budget: a part of what it saves."""
-        with functorch_config.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
-            return Split(*self._split())
+    def chosen_by(self, solver: str, budget: float) -> frozenset[str] | None:
+        """The nodes that one of PyTorch's own solvers, such as ``dp``, lets run again; None if it is not asked.
+
+        budget: the part of what is saved without a budget that may be saved, from 0 to 1.
+        """
+        chosen: list[frozenset[str]] = []
+        own = partitioners._optimize_runtime_with_given_memory
+
+        def noted(*args: Any) -> tuple[float, list[int], list[int]]:
+            answer: tuple[float, list[int], list[int]] = own(*args)
+            chosen.append(frozenset(args[-1][place].name for place in answer[2] if place < len(args[-1])))
+            return answer
+
+        patch = {"activation_memory_budget": budget, "activation_memory_budget_solver": solver}
+        with functorch_config.patch(patch), replaced(partitioners, "_optimize_runtime_with_given_memory", noted):
+            self._split()
+        return chosen[-1] if chosen else None
 
     def _split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        assert self._graph is not None
         given = {"compiler": "inductor", **self._settings}
-        forward, backward = min_cut_rematerialization_partition(self._graph, self._inputs, **given)
+        forward, backward = partitioners.min_cut_rematerialization_partition(self.graph, self._inputs, **given)
         return forward, backward
