@@ -10,13 +10,13 @@ blocks stay in memory as the weights do. Inputs and labels are initialized again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.graph.tdfg import HOST_INPUTS, Tdfg
-from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, Trace
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, SavedTensor, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,13 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The kernels of one round, the blocks that live only in it, and its parts of the graph's arrays."""
+    """The kernels of one round, the blocks that live only in it, its saved tensors, its parts of the graph's arrays."""
 
     kernels: tuple[Kernel, ...]
     blocks: tuple[Block, ...]
     algorithms: tuple[AlgorithmChoice, ...]
     copy_sizes: tuple[int, ...]
+    saved: tuple[SavedTensor, ...]
 
 
 def end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
@@ -107,6 +108,26 @@ def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -
         tuple(blocks),
         tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
         tuple(graph.copy_sizes[b] for b in own),
+        tuple(_saved(each, new, names, suffix, last) for each in graph.trace.saved),
+    )
+
+
+def _saved(
+    tensor: SavedTensor, new: Mapping[str, str], names: set[str], suffix: str, last: str | None
+) -> SavedTensor:
+    """A saved tensor of a round; autograd has freed it by the round's end."""
+
+    def named(kernel: str | None) -> str | None:
+        return kernel if kernel is None else kernel + suffix if kernel in names else last
+
+    return replace(
+        tensor,
+        block=new[tensor.block],
+        packed_after=named(tensor.packed_after),
+        unpacked_before=named(tensor.unpacked_before),
+        released_after=RELEASED_AT_END if tensor.released_after == RELEASED_AT_END else named(tensor.released_after),
+        unused_after=named(tensor.unused_after),
+        freed_after=named(tensor.freed_after),
     )
 
 
@@ -172,6 +193,7 @@ def joined(
             *(choice for part in rounds for choice in part.algorithms),
             *(choice for choice in full.trace.algorithms if choice.kernel not in in_round),
         ),
+        saved=tuple(_saved_in_order(rounds)),
         name=original.trace.name,
     )
     spans: list[Round] = []
@@ -183,3 +205,12 @@ def joined(
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
     result = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=original.exchanged)
     return result if full.compression is None else full.compression.apply(result)
+
+
+def _saved_in_order(rounds: Sequence[Part]) -> Iterator[SavedTensor]:
+    """The saved tensors of all rounds; those saved before a round's first kernel are saved after the round before."""
+    before: str | None = None
+    for part in rounds:
+        for tensor in part.saved:
+            yield replace(tensor, packed_after=before) if tensor.packed_after is None else tensor
+        before = part.kernels[-1].id if part.kernels else before

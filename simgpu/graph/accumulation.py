@@ -1,0 +1,178 @@
+"""Gradient accumulation: forward and backward of equal micro-batches, as PyTorch adds up their gradients.
+
+A graph in micro-batches renumbers kernels and blocks, so this transform comes before all others.
+
+The first micro-batch is a round, the others are one that repeats, then the optimizer runs once. PyTorch's
+``AccumulateGrad`` (torch/csrc/autograd/functions/accumulate_grad.h) decides what a weight's gradient costs:
+
+* First micro-batch: ``.grad`` is undefined, so it takes over the new gradient without a kernel or a copy.
+* Later ones: ``grad += new`` in place, as soon as backward has completed the new gradient, which is live until then.
+
+Gradients that the optimizer reads live from the first micro-batch to where the recording frees them. Without an
+optimizer they are resident throughout, as in `simgpu.graph.split`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+
+from simgpu.errors import InputError
+from simgpu.graph.split import Part, end_of_backward, joined, round_of
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.tdfg import HOST_INPUTS, Role, Tdfg
+from simgpu.memory.transfer import NANO
+from simgpu.trace.model import RELEASED_AT_END, Kernel
+
+#: The operator that adds a micro-batch's gradient of a weight to the sum.
+ADD = "aten::add_"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Run the iteration in this number of micro-batches: see `accumulated`.
+
+    bandwidth: bytes per second that a kernel reads and writes while it adds gradients; overhead_ns: fixed time of each
+    of these kernels.
+    """
+
+    micro_batches: int
+    bandwidth: int
+    overhead_ns: int = 0
+
+    def apply(self, graph: TaskGraph) -> TaskGraph:
+        """The graph of the same iteration in micro-batches."""
+        return accumulated(graph, self)
+
+
+def accumulated(graph: TaskGraph, how: Accumulate) -> TaskGraph:
+    """The same iteration in equal micro-batches, two or more.
+
+    Kernels and blocks of later micro-batches have the suffix ``@2-4``, if there are four. Costs of encoding are unknown
+    for the result. Raises `InputError` for a number that does not divide the batch, for a trace that cannot be rescaled
+    to another batch, whose optimizer does not come last, or whose gradients of weights have rows for each sample.
+
+    >>> from simgpu.trace.model import Block, BlockKind, Origin, Phase, Trace, TraceInfo
+    >>> images = Block("x", 400, BlockKind.INPUT, persistent=True)
+    >>> weight = Block("w", 100, BlockKind.WEIGHT, persistent=True)
+    >>> gradient = Block("w.grad", 100, BlockKind.WEIGHT_GRADIENT)
+    >>> backward = Kernel("B", "op", Phase.BACKWARD, 40, ("x",), ("w.grad",))
+    >>> step = Kernel("step", "add", Phase.OPTIMIZER, 1, ("w", "w.grad"), ("w",))
+    >>> info = TraceInfo("one layer", 4, "gpu", "float32", Origin.MODELLED, "by hand")
+    >>> trace = Trace(info, (backward, step), (images, weight, gradient))
+    >>> graph = accumulated(TaskGraph.of(trace), Accumulate(4, 10**10))
+    >>> [(kernel.id, kernel.writes) for kernel in graph.kernels]
+    [('B', ('w.grad',)), ('B@2-4', ('w.grad@2-4',)), ('B@2-4:w.grad', ('w.grad',)), ('step', ('w',))]
+    >>> graph.durations, [part.repeat for part in graph.rounds]
+    ((10, 10, 30, 1), [1, 3, 1])
+    """
+    count = how.micro_batches
+    full = graph.at_batch(micro_batch(graph, count))
+    end = end_of_backward(graph, partitioned=True)
+    sums = summed_gradients(full, end)
+    _check_rows(graph, full, sums)
+    suffix = "@2" if count == 2 else f"@2-{count}"
+    lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
+    gradients = frozenset(full.blocks[b].id for b in sums)
+    passing = frozenset(full.blocks[b].id for b in sums if full.uses[b][-1] >= end and not full.blocks[b].persistent)
+    first = _with_inputs_held(round_of(full, end, lasting, ""), full, "")
+    later = _with_adds(round_of(full, end, lasting - gradients, suffix), full, sums, suffix, how)
+    later = _with_inputs_held(later, full, suffix)
+    return joined(graph, full, [(first, 1), (later, count - 1)], lasting - passing)
+
+
+def micro_batch(graph: TaskGraph, count: int) -> int:
+    """Samples of each of `count` micro-batches. Raises `InputError` unless the number divides the batch."""
+    batch = graph.trace.info.batch
+    if count < 1 or batch % count:
+        near = ", ".join(map(str, divisors(batch)))
+        what = f"a batch of {batch} cannot be split into {count} equal micro-batches"
+        raise InputError.single(graph.trace.name or graph.trace.info.model, "batch", what, f"give one of {near}")
+    return batch // count
+
+
+def divisors(batch: int) -> list[int]:
+    """The numbers of equal micro-batches that a batch can be split into, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [count for count in range(1, batch + 1) if batch % count == 0]
+
+
+def summed_gradients(graph: TaskGraph, end: int) -> dict[int, int]:
+    """The gradients of weights that backward completes, each with its last kernel before `end`.
+
+    A gradient whose first kernel reads it is added to what it was already, so nothing is missing there.
+    """
+    tdfg = Tdfg.of(graph)
+    sums = {}
+    for b in sorted(tdfg.resident):
+        uses = [k for k in graph.uses[b] if k < end]
+        if tdfg.roles[b] is Role.WEIGHT_GRADIENT and uses and b not in graph.reads[uses[0]]:
+            sums[b] = uses[-1]
+    return sums
+
+
+def add_ns(size: int, how: Accumulate) -> int:
+    """Time to add a gradient of `size` bytes to another in place: two are read, one is written."""
+    return how.overhead_ns + ceil(Fraction(3 * size * NANO, how.bandwidth))
+
+
+def _check_rows(graph: TaskGraph, full: TaskGraph, sums: Mapping[int, int]) -> None:
+    for b in sums:
+        block = full.blocks[b]
+        if block.bytes != graph.trace.block_by_id[block.id].bytes:
+            what = f"'{block.id}' has rows for each sample, and sums of such gradients are not modelled"
+            raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks", what, "take another trace")
+
+
+def _with_adds(part: Part, graph: TaskGraph, sums: Mapping[int, int], suffix: str, how: Accumulate) -> Part:
+    """The round with a kernel after each completed gradient of a weight that adds it to the sum."""
+    completed: defaultdict[int, list[int]] = defaultdict(list)
+    for b, k in sums.items():
+        completed[k].append(b)
+    kernels: list[Kernel] = []
+    added: dict[str, str] = {}
+    for k, kernel in enumerate(part.kernels):
+        kernels.append(kernel)
+        for b in completed[k]:
+            total = graph.blocks[b].id
+            add = _add(kernel, total, total + suffix, add_ns(graph.sizes[b], how))
+            kernels.append(add)
+            added[total + suffix] = add.id
+    blocks = tuple(
+        replace(block, persistent=False, release=added[block.id]) if block.id in added else block
+        for block in part.blocks
+    )
+    return replace(part, kernels=tuple(kernels), blocks=blocks)
+
+
+def _add(kernel: Kernel, total: str, new: str, duration_ns: int) -> Kernel:
+    """The kernel that adds a new gradient, which `kernel` has completed."""
+    return Kernel(
+        f"{kernel.id}:{total}",
+        ADD,
+        kernel.phase,
+        duration_ns,
+        (total, new),
+        (total,),
+        kernel.layer,
+        kernel.stream,
+        pure=False,
+    )
+
+
+def _with_inputs_held(part: Part, graph: TaskGraph, suffix: str) -> Part:
+    """The round whose inputs stay to its end where the recording holds them, as the variables of a loop do."""
+    last = part.kernels[-1].id if part.kernels else None
+    held = {
+        block.id + suffix
+        for block in graph.blocks
+        if block.kind in HOST_INPUTS and block.persistent and block.release in (None, RELEASED_AT_END)
+    }
+    blocks = tuple(replace(block, release=last) if block.id in held else block for block in part.blocks)
+    return replace(part, blocks=blocks)
