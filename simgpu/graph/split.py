@@ -112,9 +112,7 @@ def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -
     )
 
 
-def _saved(
-    tensor: SavedTensor, new: Mapping[str, str], names: set[str], suffix: str, last: str | None
-) -> SavedTensor:
+def _saved(tensor: SavedTensor, new: Mapping[str, str], names: set[str], suffix: str, last: str | None) -> SavedTensor:
     """A saved tensor of a round; autograd has freed it by the round's end."""
 
     def named(kernel: str | None) -> str | None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
-from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.accumulation import Accumulate
+from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
