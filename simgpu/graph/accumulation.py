@@ -25,7 +25,7 @@ from simgpu.graph.split import Part, end_of_backward, joined, round_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import HOST_INPUTS, Role, Tdfg
 from simgpu.memory.transfer import NANO
-from simgpu.trace.model import RELEASED_AT_END, Kernel
+from simgpu.trace.model import Block, Kernel
 
 #: The operator that adds a micro-batch's gradient of a weight to the sum.
 ADD = "aten::add_"
@@ -67,7 +67,7 @@ def accumulated(graph: TaskGraph, how: Accumulate) -> TaskGraph:
     >>> [(kernel.id, kernel.writes) for kernel in graph.kernels]
     [('B', ('w.grad',)), ('B@2-4', ('w.grad@2-4',)), ('B@2-4:w.grad', ('w.grad',)), ('step', ('w',))]
     >>> graph.durations, [part.repeat for part in graph.rounds]
-    ((10, 10, 30, 1), [1, 3, 1])
+    ((16, 16, 30, 1), [1, 3, 1])
     """
     count = how.micro_batches
     full = graph.at_batch(micro_batch(graph, count))
@@ -78,9 +78,8 @@ def accumulated(graph: TaskGraph, how: Accumulate) -> TaskGraph:
     lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
     gradients = frozenset(full.blocks[b].id for b in sums)
     passing = frozenset(full.blocks[b].id for b in sums if full.uses[b][-1] >= end and not full.blocks[b].persistent)
-    first = _with_inputs_held(round_of(full, end, lasting, ""), full, "")
+    first = _held_to_end(round_of(full, end, lasting, ""), full, end, "")
     later = _with_adds(round_of(full, end, lasting - gradients, suffix), full, sums, suffix, how)
-    later = _with_inputs_held(later, full, suffix)
     return joined(graph, full, [(first, 1), (later, count - 1)], lasting - passing)
 
 
@@ -131,7 +130,7 @@ def _check_rows(graph: TaskGraph, full: TaskGraph, sums: Mapping[int, int]) -> N
 
 
 def _with_adds(part: Part, graph: TaskGraph, sums: Mapping[int, int], suffix: str, how: Accumulate) -> Part:
-    """The round with a kernel after each completed gradient of a weight that adds it to the sum."""
+    """The round with a kernel after each completed gradient of a weight that adds it to the sum and frees it."""
     completed: defaultdict[int, list[int]] = defaultdict(list)
     for b, k in sums.items():
         completed[k].append(b)
@@ -144,11 +143,12 @@ def _with_adds(part: Part, graph: TaskGraph, sums: Mapping[int, int], suffix: st
             add = _add(kernel, total, total + suffix, add_ns(graph.sizes[b], how))
             kernels.append(add)
             added[total + suffix] = add.id
+    part = _held_to_end(replace(part, kernels=tuple(kernels)), graph, len(part.kernels), suffix)
     blocks = tuple(
         replace(block, persistent=False, release=added[block.id]) if block.id in added else block
         for block in part.blocks
     )
-    return replace(part, kernels=tuple(kernels), blocks=blocks)
+    return replace(part, blocks=blocks)
 
 
 def _add(kernel: Kernel, total: str, new: str, duration_ns: int) -> Kernel:
@@ -166,13 +166,16 @@ def _add(kernel: Kernel, total: str, new: str, duration_ns: int) -> Kernel:
     )
 
 
-def _with_inputs_held(part: Part, graph: TaskGraph, suffix: str) -> Part:
-    """The round whose inputs stay to its end where the recording holds them, as the variables of a loop do."""
+def _held_to_end(part: Part, graph: TaskGraph, end: int, suffix: str) -> Part:
+    """The round whose last kernel releases what the recording holds beyond backward: the variables of a loop."""
     last = part.kernels[-1].id if part.kernels else None
-    held = {
-        block.id + suffix
-        for block in graph.blocks
-        if block.kind in HOST_INPUTS and block.persistent and block.release in (None, RELEASED_AT_END)
-    }
+    names = {kernel.id for kernel in graph.kernels[:end]}
+    held = {block.id + suffix for block in graph.blocks if _is_held(block, names)}
     blocks = tuple(replace(block, release=last) if block.id in held else block for block in part.blocks)
     return replace(part, blocks=blocks)
+
+
+def _is_held(block: Block, names: set[str]) -> bool:
+    if block.release is None:
+        return block.persistent and block.kind in HOST_INPUTS
+    return block.release not in names

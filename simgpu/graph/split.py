@@ -195,11 +195,10 @@ def joined(
         name=original.trace.name,
     )
     spans: list[Round] = []
-    for part, count in parts:
+    for kernels, count in (*((part.kernels, count) for part, count in parts), (update, 1)):
         first = spans[-1].stop if spans else 0
-        spans.append(Round(first, first + len(part.kernels), count))
-    if update:
-        spans.append(Round(spans[-1].stop, len(trace.kernels), 1))
+        if kernels:
+            spans.append(Round(first, first + len(kernels), count))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
     result = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=original.exchanged)
     return result if full.compression is None else full.compression.apply(result)
