@@ -155,7 +155,7 @@ class Planned(Policy):
 
 @pytest.mark.parametrize(
     ("inside", "parameters"),
-    [("none", {}), ("vdnn", {}), ("checkpoint", {}), ("save_on_cpu", {}), ("async_offload", {"min_bytes": 1})],
+    [("none", {}), ("checkpoint", {}), ("save_on_cpu", {}), ("async_offload", {"min_bytes": 1})],
 )
 @settings(max_examples=25, deadline=None)
 @given(full=traces(max_kernels=12), count=st.sampled_from([2, 3, 6]))
