@@ -6,7 +6,8 @@ The first micro-batch is a round, the others are one that repeats, then the opti
 ``AccumulateGrad`` (torch/csrc/autograd/functions/accumulate_grad.h) decides what a weight's gradient costs:
 
 * First micro-batch: ``.grad`` is undefined, so it takes over the new gradient without a kernel or a copy.
-* Later ones: ``grad += new`` in place, as soon as backward has completed the new gradient, which is live until then.
+* Later ones: ``grad += new`` in place, when the operator of backward that completes the new gradient has ended. The
+  new gradient is live until then. Of one operator, gradients are added in the order in which they were written.
 
 Gradients that the optimizer reads live from the first micro-batch to where the recording frees them. Without an
 optimizer they are resident throughout, as in `simgpu.graph.split`.
@@ -21,6 +22,7 @@ from fractions import Fraction
 from math import ceil
 
 from simgpu.errors import InputError
+from simgpu.graph.saved import saved_tensors
 from simgpu.graph.split import Part, end_of_backward, joined, round_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import HOST_INPUTS, Role, Tdfg
@@ -75,12 +77,17 @@ def accumulated(graph: TaskGraph, how: Accumulate) -> TaskGraph:
     sums = summed_gradients(full, end)
     _check_rows(graph, full, sums)
     suffix = "@2" if count == 2 else f"@2-{count}"
-    lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
+    lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident if not _is_left_over(full, b))
     gradients = frozenset(full.blocks[b].id for b in sums)
     passing = frozenset(full.blocks[b].id for b in sums if full.uses[b][-1] >= end and not full.blocks[b].persistent)
     first = _held_to_end(round_of(full, end, lasting, ""), full, end, "")
     later = _with_adds(round_of(full, end, lasting - gradients, suffix), full, sums, suffix, how)
     return joined(graph, full, [(first, 1), (later, count - 1)], lasting - passing)
+
+
+def _is_left_over(graph: TaskGraph, b: int) -> bool:
+    """Whether a block only waits to be freed, as the gradients that ``zero_grad`` drops when an iteration begins."""
+    return not graph.uses[b] and graph.recorded_releases[b] is not None
 
 
 def micro_batch(graph: TaskGraph, count: int) -> int:
@@ -103,16 +110,19 @@ def divisors(batch: int) -> list[int]:
 
 
 def summed_gradients(graph: TaskGraph, end: int) -> dict[int, int]:
-    """The gradients of weights that backward completes, each with its last kernel before `end`.
+    """The gradients of weights that backward completes, each with the kernel before `end` after which it is added.
 
-    A gradient whose first kernel reads it is added to what it was already, so nothing is missing there.
+    That is the last kernel of the operator that completes it, where the saved tensors that the operator takes back are
+    recorded. A gradient whose first kernel reads it is added to what it was already, so nothing is missing there.
     """
     tdfg = Tdfg.of(graph)
+    operators = [(each.before, each.freed) for each in saved_tensors(graph).tensors if each.freed is not None]
     sums = {}
     for b in sorted(tdfg.resident):
         uses = [k for k in graph.uses[b] if k < end]
         if tdfg.roles[b] is Role.WEIGHT_GRADIENT and uses and b not in graph.reads[uses[0]]:
-            sums[b] = uses[-1]
+            last = max((last for first, last in operators if first <= uses[-1] <= last), default=uses[-1])
+            sums[b] = min(last, end - 1)
     return sums
 
 

@@ -37,7 +37,7 @@ from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.memory.transfer import NANO
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, policy_label, require_one_stream
 from simgpu.policies.calling import planned
-from simgpu.policies.common.sub_batches import on_batch_norms, on_times
+from simgpu.policies.common.sub_batches import on_batch_norms, on_times, samples_text
 from simgpu.policies.registry import policy_written
 from simgpu.program.data_parallel import elementwise_rate
 from simgpu.program.instructions import Program
@@ -122,7 +122,7 @@ class GradientAccumulation(Policy):
         # What is decided about blocks of the split graph is of no use to who asked for those of the whole batch.
         program = planned(inner, replace(context, graph=split, trial=trial, chosen=no_progress))
         notes = (
-            f"{count} micro-batches of {samples} samples; {_on_adds(graph, how)}",
+            f"{count} micro-batches of {samples_text(samples)}; {_on_adds(graph, how)}",
             *on_times(graph, samples, "micro-batches"),
             *on_batch_norms(graph.trace, samples),
         )

@@ -91,8 +91,17 @@ def on_times(graph: TaskGraph, size: int, parts: str = "sub-batches") -> list[st
 def on_batch_norms(trace: Trace, size: int) -> list[str]:
     """A note where a part of the batch changes what is computed: the statistics of batch norms."""
     if any(_BATCH_NORM.search(kernel.op) for kernel in trace.kernels):
-        return [f"batch norms see {size} samples at a time"]
+        return [f"batch norms see {samples_text(size)} at a time"]
     return []
+
+
+def samples_text(count: int) -> str:
+    """A number of samples.
+
+    >>> samples_text(1), samples_text(2)
+    ('1 sample', '2 samples')
+    """
+    return f"{count} sample{'' if count == 1 else 's'}"
 
 
 _BATCH_NORM = re.compile(r"batch_?norm", re.IGNORECASE)
