@@ -23,10 +23,9 @@ from math import ceil
 
 from simgpu.errors import InputError
 from simgpu.graph.saved import saved_tensors
-from simgpu.graph.split import Part, end_of_backward, joined, round_of
+from simgpu.graph.split import RoundPart, end_of_backward, joined, round_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.tdfg import HOST_INPUTS, Role, Tdfg
-from simgpu.memory.transfer import NANO
 from simgpu.trace.model import Block, Kernel
 
 #: The operator that adds a micro-batch's gradient of a weight to the sum.
@@ -128,7 +127,7 @@ def summed_gradients(graph: TaskGraph, end: int) -> dict[int, int]:
 
 def add_ns(size: int, how: Accumulate) -> int:
     """Time to add a gradient of `size` bytes to another in place: two are read, one is written."""
-    return how.overhead_ns + ceil(Fraction(3 * size * NANO, how.bandwidth))
+    return how.overhead_ns + ceil(Fraction(3 * size * 10**9, how.bandwidth))
 
 
 def _check_rows(graph: TaskGraph, full: TaskGraph, sums: Mapping[int, int]) -> None:
@@ -139,7 +138,7 @@ def _check_rows(graph: TaskGraph, full: TaskGraph, sums: Mapping[int, int]) -> N
             raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks", what, "take another trace")
 
 
-def _with_adds(part: Part, graph: TaskGraph, sums: Mapping[int, int], suffix: str, how: Accumulate) -> Part:
+def _with_adds(part: RoundPart, graph: TaskGraph, sums: Mapping[int, int], suffix: str, how: Accumulate) -> RoundPart:
     """The round with a kernel after each completed gradient of a weight that adds it to the sum and frees it."""
     completed: defaultdict[int, list[int]] = defaultdict(list)
     for b, k in sums.items():
@@ -176,7 +175,7 @@ def _add(kernel: Kernel, total: str, new: str, duration_ns: int) -> Kernel:
     )
 
 
-def _held_to_end(part: Part, graph: TaskGraph, end: int, suffix: str) -> Part:
+def _held_to_end(part: RoundPart, graph: TaskGraph, end: int, suffix: str) -> RoundPart:
     """The round whose last kernel releases what the recording holds beyond backward: the variables of a loop."""
     last = part.kernels[-1].id if part.kernels else None
     names = {kernel.id for kernel in graph.kernels[:end]}

@@ -62,7 +62,7 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoundPart:
     """The kernels of one round, the blocks that live only in it, its saved tensors, its parts of the graph's arrays."""
 
     kernels: tuple[Kernel, ...]
@@ -85,7 +85,7 @@ def end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
     return end
 
 
-def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> Part:
+def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> RoundPart:
     """The first `end` kernels as a round of their own; ids of what is not lasting get the suffix."""
     new = {block.id: block.id if block.id in lasting else block.id + suffix for block in graph.blocks}
     kernels = tuple(
@@ -103,7 +103,7 @@ def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -
     own = [b for b, uses in enumerate(graph.uses) if graph.blocks[b].id not in lasting and uses and uses[0] < end]
     blocks = [_passing(graph, b, new, names, suffix, last) for b in own]
     algorithms = [replace(choice, kernel=choice.kernel + suffix) for choice in graph.trace.algorithms]
-    return Part(
+    return RoundPart(
         kernels,
         tuple(blocks),
         tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
@@ -129,7 +129,7 @@ def _saved(tensor: SavedTensor, new: Mapping[str, str], names: set[str], suffix:
     )
 
 
-def _with_sums(part: Part, graph: TaskGraph, lasting: frozenset[str]) -> Part:
+def _with_sums(part: RoundPart, graph: TaskGraph, lasting: frozenset[str]) -> RoundPart:
     """The round whose kernels add to the gradients of earlier rounds."""
     summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
     begun: set[str] = set()
@@ -171,7 +171,7 @@ def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
 
 
 def joined(
-    original: TaskGraph, full: TaskGraph, parts: Sequence[tuple[Part, int]], lasting: frozenset[str]
+    original: TaskGraph, full: TaskGraph, parts: Sequence[tuple[RoundPart, int]], lasting: frozenset[str]
 ) -> TaskGraph:
     """The graph of all rounds and the optimizer.
 
@@ -204,7 +204,7 @@ def joined(
     return result if full.compression is None else full.compression.apply(result)
 
 
-def _saved_in_order(rounds: Sequence[Part]) -> Iterator[SavedTensor]:
+def _saved_in_order(rounds: Sequence[RoundPart]) -> Iterator[SavedTensor]:
     """The saved tensors of all rounds; those saved before a round's first kernel are saved after the round before."""
     before: str | None = None
     for part in rounds:
