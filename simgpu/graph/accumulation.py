@@ -9,8 +9,9 @@ The first micro-batch is a round, the others are one that repeats, then the opti
 * Later ones: ``grad += new`` in place, when the operator of backward that completes the new gradient has ended. The
   new gradient is live until then. Of one operator, gradients are added in the order in which they were written.
 
-Gradients that the optimizer reads live from the first micro-batch to where the recording frees them. Without an
-optimizer they are resident throughout, as in `simgpu.graph.split`.
+Where PyTorch cannot take over a gradient and the recording has a kernel that copies it, this kernel runs in every
+micro-batch; in PyTorch it runs in the first only. Gradients that the optimizer reads live from the first micro-batch to
+where the recording frees them. Without an optimizer they are resident throughout, as in `simgpu.graph.split`.
 """
 
 from __future__ import annotations
