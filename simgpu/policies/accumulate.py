@@ -56,6 +56,7 @@ class GradientAccumulation(Policy):
     name = "accumulate"
     summary = "gradient accumulation: micro-batches under another policy, gradients summed, one optimizer step"
     source = "PyTorch, gradient accumulation in a training loop; torch/csrc/autograd/functions/accumulate_grad.h"
+    libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")  # of policies inside
     splits_batch = True
 
     micro_batches: int = parameter(0, "number of equal micro-batches; 0: the smallest number that fits")
