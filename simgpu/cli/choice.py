@@ -19,11 +19,10 @@ from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.scenarios.load import load_scenario, make_scenario
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.io.shipped import shipped_names
+from simgpu.policies.registry import parse_policy
 
 #: The name, instead of a file's, in problems of a scenario that is given by options.
 COMMAND_LINE = "command line"
-#: A policy as tables show it, such as vdnn(mode=conv).
-_LABEL = re.compile(r"(?P<name>[^\s(){}:]+)\((?P<parameters>[^()]*)\)")
 _OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
 _OPTIONS_OF_TRACE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
 
@@ -190,26 +189,6 @@ def scenario_of(
     except InputError as error:
         named = (replace(problem, place=problem.place.removesuffix(".zoo")) for problem in error.problems)
         raise InputError(as_option(problem, _OPTIONS_OF_TRACE) for problem in named) from None
-
-
-def parse_policy(text: str) -> object:
-    """Parses a policy written as YAML or as in tables.
-
-    Returns other text unchanged, so that it is reported with the scenario's other problems.
-
-    >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
-    ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
-    """
-    from simgpu.io.yaml_files import yaml_value
-
-    if (label := _LABEL.fullmatch(text)) is not None:
-        text = f"{label['name']}: {{{label['parameters'].replace('=', ': ')}}}"
-    try:
-        return yaml_value(text) or text
-    except InputError as error:
-        raise InputError(replace(each, place=f"policy {text[:40]!r}") for each in error.problems) from None
-    except ValueError:
-        return text
 
 
 def as_option(problem: Problem, options: Mapping[str, str]) -> Problem:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 from rich.text import Text
 
-from simgpu.cli.choice import parse_policy, scenario_of, size_option
+from simgpu.cli.choice import scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
@@ -19,6 +19,7 @@ from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.largest_batch import LEGEND, MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
 from simgpu.experiments.scenarios.model import Scenario
+from simgpu.policies.registry import parse_policy
 from simgpu.version import __version__
 
 #: Batch size, in samples, at which a network of the zoo is built first; no result depends on it.

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu.cli.choice import is_scenario, parse_policy, scenario_of, size_option
+from simgpu.cli.choice import is_scenario, scenario_of, size_option
 from simgpu.cli.group import OUT_OF_MEMORY, show_error, wrapped
 from simgpu.cli.screen import Screen, facts, indented, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
@@ -20,6 +20,7 @@ from simgpu.experiments.outputs import SEARCH_FOLDER, searches_document, write_s
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_result import PlacedMap, Search
+from simgpu.policies.registry import parse_policy
 from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__

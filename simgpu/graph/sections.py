@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.saved import Saved
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 
 #: Prefix of the names of sections that are not modules; their number follows.
@@ -103,10 +103,15 @@ def _parts(graph: TaskGraph, layers: Sequence[str]) -> list[list[str]]:
 
 def _is_last(graph: TaskGraph, layers: Sequence[str]) -> bool:
     """Whether no kernel of forward behind these layers reads a weight or, where no weight is known, follows at all."""
-    forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
+    forward = _forward(graph, graph.rounds[0])
     behind = forward[1 + max(n for n, k in enumerate(forward) if graph.layers.name_of(k) in layers) :]
     weights = _weights(graph)
     return not any(not weights or weights.intersection(graph.reads[k]) for k in behind)
+
+
+def _forward(graph: TaskGraph, part: Round) -> list[int]:
+    """The kernels of forward in a round. Where the batch is split, the first round has all layers once."""
+    return [k for k in range(part.first, part.stop) if graph.kernels[k].phase is Phase.FORWARD]
 
 
 def _weights(graph: TaskGraph) -> frozenset[int]:
@@ -116,7 +121,7 @@ def _weights(graph: TaskGraph) -> frozenset[int]:
 def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
     """The layers at whose start exactly one activation is live, in its final version, and all earlier layers have
     ended."""
-    forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
+    forward = _forward(graph, graph.rounds[0])
     last_of_layer = {graph.layers.name_of(k): k for k in forward}
     flows = activations(graph)
     written: dict[int, int] = {}
@@ -199,8 +204,8 @@ class _Modules:
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        kernels = self.graph.kernels
-        return {k: self.graph.layers.name_of(k) for k, each in enumerate(kernels) if each.phase is Phase.FORWARD}
+        graph = self.graph
+        return {k: graph.layers.name_of(k) for k in _forward(graph, graph.rounds[0])}
 
     @cached_property
     def _kernels(self) -> dict[str, list[int]]:
@@ -308,8 +313,8 @@ def saved_inside(
     takes it back decides; where it does not, the tensor belongs to the next kernel if that reads it.
     """
     within = {k: number for number, region in enumerate(regions) for k in range(region.first, region.stop)}
-    forward = [k for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD]
-    following = dict(zip([-1, *forward], forward, strict=False))
+    rounds = [(part.first - 1, _forward(graph, part)) for part in graph.rounds]
+    following = {k: behind for before, own in rounds for k, behind in zip([before, *own], own, strict=False)}
     saved: list[list[Saved]] = [[] for _ in regions]
     for tensor in tensors:
         behind = following.get(tensor.after)

@@ -10,13 +10,13 @@ blocks stay in memory as the weights do. Inputs and labels are initialized again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import Round, TaskGraph
 from simgpu.graph.tdfg import HOST_INPUTS, Tdfg
-from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, Trace
+from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, Kernel, Phase, SavedTensor, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +49,30 @@ def split(graph: TaskGraph, batch: int) -> TaskGraph:
     samples = graph.trace.info.batch
     if not 1 <= batch <= samples:
         raise InputError.single("", "sub-batch", f"{batch} is no part of a batch of {samples}", f"give 1 to {samples}")
-    end = _end_of_backward(graph, partitioned=batch < samples)
+    end = end_of_backward(graph, partitioned=batch < samples)
     count, rest = divmod(samples, batch)
     full = graph.at_batch(batch)
     # Always resident: weights, their gradients, and what else is needed from round to round or by the optimizer.
     lasting = frozenset(full.blocks[b].id for b in Tdfg.of(full).resident)
-    rounds = [_round(full, end, lasting, "")]
+    parts = [(_with_sums(round_of(full, end, lasting, ""), full, lasting), count)]
     if rest:
-        rounds.append(_round(graph.at_batch(rest), end, lasting, f"@{rest}"))
-    return _joined(graph, full, rounds, lasting, count)
+        last = graph.at_batch(rest)
+        parts.append((_with_sums(round_of(last, end, lasting, f"@{rest}"), last, lasting), 1))
+    return joined(graph, full, parts, lasting)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """The kernels of one round, the blocks that live only in it, and its parts of the graph's arrays."""
+class RoundPart:
+    """The kernels of one round, the blocks that live only in it, its saved tensors, its parts of the graph's arrays."""
 
     kernels: tuple[Kernel, ...]
     blocks: tuple[Block, ...]
     algorithms: tuple[AlgorithmChoice, ...]
     copy_sizes: tuple[int, ...]
+    saved: tuple[SavedTensor, ...]
 
 
-def _end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
+def end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
     """Position of the first kernel of the optimizer; without partitioning and an optimizer at the end, the end."""
     phases = [kernel.phase for kernel in graph.kernels]
     end = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
@@ -83,37 +85,61 @@ def _end_of_backward(graph: TaskGraph, *, partitioned: bool) -> int:
     return end
 
 
-def _round(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> _Part:
+def round_of(graph: TaskGraph, end: int, lasting: frozenset[str], suffix: str) -> RoundPart:
     """The first `end` kernels as a round of their own; ids of what is not lasting get the suffix."""
     new = {block.id: block.id if block.id in lasting else block.id + suffix for block in graph.blocks}
-    kernels = graph.kernels[:end]
-    last = kernels[-1].id + suffix if kernels else None
-    summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
-    begun: set[str] = set()
-    renamed = []
-    for kernel in kernels:
-        sums = [b for b in dict.fromkeys(kernel.writes) if b in summed]
-        reads = (*kernel.reads, *(b for b in sums if b not in begun and b not in kernel.reads))
-        begun.update(sums)
-        renamed.append(
-            replace(
-                kernel,
-                id=kernel.id + suffix,
-                reads=tuple(new[b] for b in reads),
-                writes=tuple(new[b] for b in kernel.writes),
-                start_ns=None,
-            )
+    kernels = tuple(
+        replace(
+            kernel,
+            id=kernel.id + suffix,
+            reads=tuple(new[b] for b in kernel.reads),
+            writes=tuple(new[b] for b in kernel.writes),
+            start_ns=None,
         )
-    names = {kernel.id for kernel in kernels}
+        for kernel in graph.kernels[:end]
+    )
+    last = kernels[-1].id if kernels else None
+    names = {kernel.id for kernel in graph.kernels[:end]}
     own = [b for b, uses in enumerate(graph.uses) if graph.blocks[b].id not in lasting and uses and uses[0] < end]
     blocks = [_passing(graph, b, new, names, suffix, last) for b in own]
     algorithms = [replace(choice, kernel=choice.kernel + suffix) for choice in graph.trace.algorithms]
-    return _Part(
-        tuple(renamed),
+    return RoundPart(
+        kernels,
         tuple(blocks),
         tuple(choice for choice in algorithms if choice.kernel.removesuffix(suffix) in names),
         tuple(graph.copy_sizes[b] for b in own),
+        tuple(_saved(each, new, names, suffix, last) for each in graph.trace.saved),
     )
+
+
+def _saved(tensor: SavedTensor, new: Mapping[str, str], names: set[str], suffix: str, last: str | None) -> SavedTensor:
+    """A saved tensor of a round; autograd has freed it by the round's end."""
+
+    def named(kernel: str | None) -> str | None:
+        return kernel if kernel is None else kernel + suffix if kernel in names else last
+
+    return replace(
+        tensor,
+        block=new[tensor.block],
+        packed_after=named(tensor.packed_after),
+        unpacked_before=named(tensor.unpacked_before),
+        released_after=RELEASED_AT_END if tensor.released_after == RELEASED_AT_END else named(tensor.released_after),
+        unused_after=named(tensor.unused_after),
+        freed_after=named(tensor.freed_after),
+    )
+
+
+def _with_sums(part: RoundPart, graph: TaskGraph, lasting: frozenset[str]) -> RoundPart:
+    """The round whose kernels add to the gradients of earlier rounds."""
+    summed = {block.id for block in graph.blocks if block.id in lasting and not block.persistent}
+    begun: set[str] = set()
+    kernels = []
+    for kernel in part.kernels:
+        sums = [b for b in dict.fromkeys(kernel.writes) if b in summed]
+        more = tuple(b for b in sums if b not in begun and b not in kernel.reads)
+        begun.update(sums)
+        kernels.append(replace(kernel, reads=(*kernel.reads, *more)))
+    return replace(part, kernels=tuple(kernels))
 
 
 def _passing(graph: TaskGraph, b: int, new: Mapping[str, str], names: set[str], suffix: str, last: str | None) -> Block:
@@ -144,10 +170,14 @@ def _outside_rounds(graph: TaskGraph, b: int, lasts: bool) -> Block:
     return replace(block, release=graph.kernels[graph.uses[b][-1]].id) if is_input else block
 
 
-def _joined(
-    original: TaskGraph, full: TaskGraph, rounds: Sequence[_Part], lasting: frozenset[str], count: int
+def joined(
+    original: TaskGraph, full: TaskGraph, parts: Sequence[tuple[RoundPart, int]], lasting: frozenset[str]
 ) -> TaskGraph:
-    """The graph of all rounds and the optimizer."""
+    """The graph of all rounds and the optimizer.
+
+    parts: each round, and how often it repeats. lasting: ids of the blocks that stay resident through all rounds.
+    """
+    rounds = [part for part, _ in parts]
     in_round = {kernel.id for kernel in rounds[0].kernels}
     update = tuple(kernel for kernel in full.kernels if kernel.id not in in_round)
     of_round = {block.id for block in rounds[0].blocks}
@@ -161,12 +191,23 @@ def _joined(
             *(choice for part in rounds for choice in part.algorithms),
             *(choice for choice in full.trace.algorithms if choice.kernel not in in_round),
         ),
+        saved=tuple(_saved_in_order(rounds)),
         name=original.trace.name,
     )
-    size = len(rounds[0].kernels)
-    spans = [Round(0, size, count), *(Round(size, 2 * size, 1) for _ in rounds[1:])]
-    if update:
-        spans.append(Round(len(rounds) * size, len(trace.kernels), 1))
+    spans: list[Round] = []
+    for kernels, count in (*((part.kernels, count) for part, count in parts), (update, 1)):
+        first = spans[-1].stop if spans else 0
+        if kernels:
+            spans.append(Round(first, first + len(kernels), count))
     copied = (*(full.copy_sizes[b] for b in others), *(size for part in rounds for size in part.copy_sizes))
-    joined = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=original.exchanged)
-    return joined if full.compression is None else full.compression.apply(joined)
+    result = replace(TaskGraph.of(trace), copy_sizes=copied, rounds=tuple(spans), exchanged=original.exchanged)
+    return result if full.compression is None else full.compression.apply(result)
+
+
+def _saved_in_order(rounds: Sequence[RoundPart]) -> Iterator[SavedTensor]:
+    """The saved tensors of all rounds; those saved before a round's first kernel are saved after the round before."""
+    before: str | None = None
+    for part in rounds:
+        for tensor in part.saved:
+            yield replace(tensor, packed_after=before) if tensor.packed_after is None else tensor
+        before = part.kernels[-1].id if part.kernels else before

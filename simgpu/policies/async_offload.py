@@ -26,7 +26,7 @@ from simgpu.graph.saved import Saved, autograd_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.common.framework import framework, releases_after_offload, saved_note
+from simgpu.policies.common.framework import framework, moments_of_saving, releases_after_offload, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import HOST, Program
 
@@ -164,28 +164,27 @@ class _Offload:
         ]
         releases = releases_after_offload(self.graph, device_copies, self.read)
         self.writer = Eager(self.graph, releases)
-        self.saved: defaultdict[int, list[int]] = defaultdict(list)
+        self.entering, self.saved = moments_of_saving(self.graph, blocks)
         self.stashed: defaultdict[int, list[int]] = defaultdict(list)
         for number, block in enumerate(blocks):
-            self.saved[block.after].append(number)
             if number not in freed_after:
                 release = releases[block.block]
                 self.stashed[len(self.graph.kernels) - 1 if release is None else release].append(number)
 
     def write(self) -> None:
         """Write all kernels with the copies and releases between them."""
-        for k in range(-1, len(self.graph.kernels)):
-            if k >= 0:
-                for number in self.fetched.get(k, ()):
-                    self._fetch(number)
-                self.writer.run(k)
+        for k in range(len(self.graph.kernels)):
+            for number in self.entering[k]:
+                self._offload(number)
+            for number in self.fetched.get(k, ()):
+                self._fetch(number)
+            self.writer.run(k)
             for number in self.saved[k]:
                 self._offload(number)
-            for number in self.stashed[k] if k >= 0 else ():
+            for number in self.stashed[k]:
                 self.writer.wait(self.offload_ended[number])
                 self.writer.release((self._form(number),), HOST)
-            if k >= 0:
-                self.writer.release_ended(k)
+            self.writer.release_ended(k)
 
     def _form(self, number: int) -> int:
         return len(self.graph.blocks) + number

@@ -77,7 +77,8 @@ class Policy(ABC):
 
     name: its name in scenarios. summary: one line. source: paper and section. libraries: distributions that affect its
     decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are not
-    reused. `plan` checks what the policy needs of a trace and raises `InputError` where the trace lacks it.
+    reused. splits_batch: whether it runs the batch in parts. `plan` checks what the policy needs of a trace and raises
+    `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass
     >>> from simgpu.program.lowering import lower
@@ -93,6 +94,7 @@ class Policy(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]] = ()
+    splits_batch: ClassVar[bool] = False
 
     @property
     def parameters(self) -> dict[str, object]:

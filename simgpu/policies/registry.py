@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -40,9 +41,12 @@ _BUILT_IN = {
     "checkpoint": "simgpu.policies.checkpoint:Checkpoint",
     "save_on_cpu": "simgpu.policies.save_on_cpu:SaveOnCpu",
     "async_offload": "simgpu.policies.async_offload:AsyncOffload",
+    "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
 }
 
 GROUP = "simgpu.policies"
+#: A policy as tables show it, such as vdnn(mode=conv), without another one inside.
+_LABEL = re.compile(r"(?P<name>[^\s(){}:,=]+)\((?P<parameters>[^()]*)\)")
 #: Outside policies by name: the loaded class, and when it was loaded.
 _LOADED: dict[str, tuple[object, int]] = {}
 
@@ -167,7 +171,9 @@ def describe(name: str) -> PolicyInfo:
 def _type_text(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "choice"
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("collections.abc.Sequence", "list")
+    if isinstance(hint, type):
+        return hint.__name__
+    return str(hint).replace("collections.abc.Sequence", "list").replace("collections.abc.Mapping", "dict")
 
 
 @lru_cache
@@ -226,3 +232,44 @@ def make_policy(name: str, parameters: Mapping[str, object] | None = None) -> Po
     except Exception as error:  # an outside policy may raise anything to reject its parameters
         what = f"policy '{name}' rejects its parameters: {raised(error)}"
         raise InputError.single("", "parameters", what, f"see: simgpu list policies {name}") from error
+
+
+def parse_policy(text: str) -> object:
+    """Parses a policy written as YAML or as in tables.
+
+    Returns other text unchanged, so that it is reported with the scenario's other problems.
+
+    >>> parse_policy("vdnn: {mode: conv}"), parse_policy("vdnn(mode=conv)")
+    ({'vdnn': {'mode': 'conv'}}, {'vdnn': {'mode': 'conv'}})
+    >>> parse_policy("accumulate(micro_batches=4, inside=vdnn(mode=conv))")
+    {'accumulate': {'micro_batches': 4, 'inside': {'vdnn': {'mode': 'conv'}}}}
+    """
+    from simgpu.io.yaml_files import yaml_value
+
+    written = text
+    while (label := _LABEL.search(written)) is not None:
+        inner = f"{{{label['name']}: {{{label['parameters'].replace('=', ': ')}}}}}"
+        written = written[: label.start()] + inner + written[label.end() :]
+    try:
+        return yaml_value(written) or text
+    except InputError as error:
+        raise InputError(replace(each, place=f"policy {text[:40]!r}") for each in error.problems) from None
+    except ValueError:
+        return text
+
+
+def policy_written(written: object) -> Policy:
+    """The policy that is written as in a scenario: a name, as in tables, or a name with its parameters.
+
+    >>> policy_written("vdnn(mode=conv)") == policy_written({"vdnn": {"mode": "conv"}})
+    True
+    """
+    match parse_policy(written) if isinstance(written, str) else written:
+        case str(name):
+            return make_policy(name)
+        case dict(entry) if len(entry) == 1:
+            ((name, parameters),) = entry.items()
+            if isinstance(name, str) and (parameters is None or isinstance(parameters, dict)):
+                return make_policy(name, parameters or {})
+    what = f"{written!r} is not a policy"
+    raise InputError.single("", "policy", what, "write a name, or 'name: {parameter: value}'")

@@ -16,12 +16,13 @@ Device memory:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simgpu.graph.saved import backward_ends, readers, saved_tensors
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy
-from simgpu.policies.common.framework import framework, releases_after_offload, saved_note
+from simgpu.policies.common.framework import framework, moments_of_saving, releases_after_offload, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
 
@@ -40,24 +41,26 @@ class SaveOnCpu(Policy):
         recorded = saved_tensors(graph)
         tensors = [tensor for tensor in recorded.tensors if tensor.bytes]
         read, until = readers(graph, tensors), backward_ends(graph, tensors)
-        saved: defaultdict[int, list[int]] = defaultdict(list)
+        entering, saved = moments_of_saving(graph, tensors)
         fetched: defaultdict[int, list[int]] = defaultdict(list)
         for number, tensor in enumerate(tensors):
-            saved[tensor.after].append(number)
             fetched[tensor.before].append(number)
         writer = Eager(graph, releases_after_offload(graph, tensors, read))
-        for k in range(-1, len(graph.kernels)):
-            if k >= 0:
-                for number in fetched[k]:
-                    form = len(graph.blocks) + number
-                    writer.acquire((form,))
-                    writer.wait(writer.copy_h2d(form, after=writer.signal()))
-                    writer.release_after(form, until[number])
-                writer.run(k)
-            for number in saved[k]:
+
+        def offload(numbers: Sequence[int]) -> None:
+            for number in numbers:
                 form = len(graph.blocks) + number
                 writer.wait(writer.copy_d2h(tensors[number].block, form, after=writer.signal()))
-            if k >= 0:
-                writer.release_ended(k)
+
+        for k in range(len(graph.kernels)):
+            offload(entering[k])
+            for number in fetched[k]:
+                form = len(graph.blocks) + number
+                writer.acquire((form,))
+                writer.wait(writer.copy_h2d(form, after=writer.signal()))
+                writer.release_after(form, until[number])
+            writer.run(k)
+            offload(saved[k])
+            writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
         return writer.program((*transforms, WithUnpacked(tuple(returned))), saved_note(recorded))

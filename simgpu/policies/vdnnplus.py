@@ -22,6 +22,7 @@ class VdnnPlus(Policy):
     name = "vdnn+"
     summary = "vDNN in sub-batches that moDNN's equation 8 chooses"
     source = "Chen et al., IEEE TPDS 30(3), 2019, section 7.2"
+    splits_batch = True
 
     sub_batch: int = parameter(0, "samples at a time; 0 lets equation 8 choose")
     alpha: float = parameter(0.15, "share of consecutive tasks that memory holds at once in equation 8")

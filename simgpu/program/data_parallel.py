@@ -110,10 +110,10 @@ def priced(how: DataParallel, node: NodeSpec) -> Replicate:
             remedy = "set it, such as '12 GB/s' for one core, or use the exchange gather"
             raise InputError.single("", "node.host.accumulate_bandwidth", what, remedy)
         return Replicate(how.gpus, how.exchange, rate)
-    return Replicate(how.gpus, how.exchange, *_elementwise(node.gpu))
+    return Replicate(how.gpus, how.exchange, *elementwise_rate(node.gpu))
 
 
-def _elementwise(gpu: GpuSpec) -> tuple[int, int]:
+def elementwise_rate(gpu: GpuSpec) -> tuple[int, int]:
     """Bytes per second of a long elementwise kernel, and the fixed time of each (ns)."""
     from simgpu.workloads.timemodel.model import time_model
     from simgpu.workloads.timemodel.operation import Operation, OperationKind

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from simgpu.graph.taskgraph import BEFORE, TaskGraph, Transform
+from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph, Transform
 from simgpu.program.code import CodeWriter
 from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, Program, Segment
-from simgpu.program.lifetimes import lifetimes, open_lifetimes
+from simgpu.program.lifetimes import first_round, last_round, lifetimes, open_lifetimes
 from simgpu.timeline.streams import StreamId
 
 
@@ -19,7 +19,8 @@ class Eager:
     """Writes a program operator by operator: `run` a kernel, then write what follows it, then `release_ended`.
 
     releases[b]: the kernel after whose end block b is released, None for never. Further lifetimes of a block, such as
-    after a recomputation or a fetch, are begun with `acquire` and ended with `release_after`.
+    after a recomputation or a fetch, are begun with `acquire` and ended with `release_after`. Each round of the graph
+    becomes a segment; `release_ended` with its last kernel begins the next one.
 
     >>> from simgpu.program.text import listing
     >>> from simgpu.trace.chain import chain
@@ -43,11 +44,31 @@ class Eager:
         self.graph = graph
         self.births, self.deaths, self.survivors, self.reinitialized = lifetimes(graph, releases)
         self.code: defaultdict[StreamId, CodeWriter] = defaultdict(CodeWriter)
-        self.compute = self.code[COMPUTE]
+        self.segments: list[Segment] = []
         self.events = 0
-        if self.reinitialized:
-            self.compute.acquire(self.reinitialized)
-            self.compute.initialize(self.reinitialized)
+        self._begin()
+
+    @property
+    def compute(self) -> CodeWriter:
+        """The compute stream of the present round."""
+        return self.code[COMPUTE]
+
+    @property
+    def _round(self) -> Round:
+        return self.graph.rounds[len(self.segments)]
+
+    def _begin(self) -> None:
+        """Begin a round with the inputs that the host initializes for it."""
+        if initialized := [b for b in self.reinitialized if first_round(self.graph, b) == self._round]:
+            self.compute.acquire(initialized)
+            self.compute.initialize(initialized)
+
+    def _end(self) -> None:
+        """End a round with the release of the blocks that survive to its end."""
+        self.release(b for b in self.survivors if last_round(self.graph, b) == self._round)
+        streams = {stream: self.code[stream].code() for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        self.code.clear()
+        self.segments.append(Segment(streams, self._round.repeat))
 
     def run(self, k: int) -> None:
         """Kernel k, with memory for the blocks whose lifetime begins with it."""
@@ -66,8 +87,11 @@ class Eager:
         self.deaths[k] = (*self.deaths[k], b)
 
     def release_ended(self, k: int) -> None:
-        """Release the blocks that end with kernel k."""
+        """Release the blocks that end with kernel k, and end its round with the last kernel."""
         self.release(self.deaths[k])
+        if k + 1 == self._round.stop and self._round is not self.graph.rounds[-1]:
+            self._end()
+            self._begin()
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Acquire device memory for these blocks."""
@@ -108,9 +132,9 @@ class Eager:
 
     def program(self, transforms: tuple[Transform, ...] = (), notes: tuple[str, ...] = ()) -> Program:
         """The written iteration. transforms: those that created the forms of blocks in the graph."""
-        self.release(self.survivors)
-        streams = {stream: self.code[stream].code() for stream in sorted(self.code, key=lambda stream: stream.rank)}
+        if len(self.segments) < len(self.graph.rounds):
+            self._end()
         again = set(self.reinitialized)
         resident = tuple(b for b, birth in enumerate(self.graph.births) if birth == BEFORE and b not in again)
         notes = (*open_lifetimes(self.graph), *notes)
-        return Program((Segment(streams),), resident=resident, transforms=transforms, notes=notes)
+        return Program(tuple(self.segments), resident=resident, transforms=transforms, notes=notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from simgpu.graph.taskgraph import BEFORE, TaskGraph
+from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
 
 
 class Lifetimes(NamedTuple):
@@ -50,6 +50,22 @@ def lifetimes(graph: TaskGraph, releases: Sequence[int | None]) -> Lifetimes:
         else:
             deaths[max(release, 0)] = [b]
     return Lifetimes(births, deaths, survivors, reinitialized)
+
+
+def first_round(graph: TaskGraph, b: int) -> Round:
+    """The round in which a block is first used, the first one for a block that is not."""
+    k = graph.uses[b][0] if graph.uses[b] else 0
+    return _round_of(graph, k)
+
+
+def last_round(graph: TaskGraph, b: int) -> Round:
+    """The round at whose end a surviving block is released: its own, the last one for a block of several rounds."""
+    first = first_round(graph, b)
+    return first if not graph.uses[b] or _round_of(graph, graph.uses[b][-1]) == first else graph.rounds[-1]
+
+
+def _round_of(graph: TaskGraph, k: int) -> Round:
+    return next(part for part in graph.rounds if k < part.stop or part is graph.rounds[-1])
 
 
 def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:

@@ -15,12 +15,12 @@ from typing import Any
 from simgpu.errors import InputError, ProgramError
 from simgpu.garbage import no_collection
 from simgpu.graph.layers import LayerStep
-from simgpu.graph.taskgraph import BEFORE, Round, TaskGraph
+from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.program.asynchronous import Asynchronous, Kernels
 from simgpu.program.code import CodeWriter
 from simgpu.program.faults import a_type, bool_fault, number_fault, several, shown
 from simgpu.program.instructions import COMPUTE, HOST_CORES, Program, Segment
-from simgpu.program.lifetimes import lifetimes, open_lifetimes
+from simgpu.program.lifetimes import first_round, last_round, lifetimes, open_lifetimes
 from simgpu.program.placement import Placement, Recompute, Swap
 from simgpu.program.streams import StreamOrder, order_streams
 from simgpu.program.swaps import SwapWriter
@@ -154,20 +154,15 @@ class _Lowering:
             writer = Asynchronous(graph, placement, births, deaths, order, self.writer)
         segments = []
         for part in graph.rounds:
-            self._begin([b for b in reinitialized if self._round_of(b) == part], order)
+            self._begin([b for b in reinitialized if first_round(graph, b) == part], order)
             for k in range(part.first, part.stop):
                 writer.kernel(k)
-            self._end([b for b in survivors if self._round_of(b) == part], order)
+            self._end([b for b in survivors if last_round(graph, b) == part], order)
             segments.append(self._segment(part.repeat))
         notes = open_lifetimes(graph) if self.recorded_lifetimes else ()
         again = set(reinitialized)
         resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and b not in again)
         return Program(tuple(segments), resident=resident, notes=notes)
-
-    def _round_of(self, b: int) -> Round:
-        """The round in which a block is first used, the first one for a block that is not."""
-        k = self.graph.uses[b][0] if self.graph.uses[b] else 0
-        return next(part for part in self.graph.rounds if k < part.stop or part is self.graph.rounds[-1])
 
     def _segment(self, repeat: int) -> Segment:
         """The instructions written since the last segment."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
+from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
@@ -47,7 +48,7 @@ from simgpu.units import format_bytes, format_time
 
 SCHEMA = "simgpu.program/3"
 
-_TRANSFORMS = (Split, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
+_TRANSFORMS = (Split, Accumulate, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.
 _NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}

@@ -56,12 +56,13 @@ Parameters = Mapping[str, object]
 
 @cache
 def trace_of(name: str) -> Trace:
-    """A trace; the hand-made ones have feature maps of mostly zeros."""
+    """A trace; the hand-made ones are of 4 samples and have feature maps of mostly zeros."""
     if name not in NETWORKS:
         return load_trace(name)
     trace = NETWORKS[name]()
     maps = [block.id for block in trace.blocks if block.kind is BlockKind.ACTIVATION]
-    return replace(trace, sparsity=tuple(SparsitySample(name, 0, 0.8) for name in maps))
+    sparsity = tuple(SparsitySample(name, 0, 0.8) for name in maps)
+    return replace(trace, info=replace(trace.info, batch=4), sparsity=sparsity)
 
 
 def node_of(memory: int, *, compressing: bool = False) -> NodeSpec:

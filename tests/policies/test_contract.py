@@ -109,3 +109,17 @@ class TestAsyncOffload(PolicyContract):
         {"min_bytes": 1, "prefetch": 0, "stash": 0},
         {"min_bytes": 60_000, "prefetch": 3, "stash": 1},
     )
+
+
+class TestAccumulate(PolicyContract):
+    policy = "accumulate"
+    copies_ahead = True
+    parameter_sets = (
+        {},
+        {"micro_batches": 4},
+        {"micro_batches": 2, "inside": "vdnn"},
+        {"micro_batches": 2, "inside": "checkpoint"},
+        {"micro_batches": 4, "inside": "async_offload(min_bytes=1)"},
+        {"micro_batches": 4, "inside": "save_on_cpu"},
+        {"micro_batches": 2, "inside": "joint(evaluations=2000, lower_bound=false)"},
+    )

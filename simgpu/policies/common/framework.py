@@ -39,6 +39,21 @@ def saved_note(saved: SavedTensors) -> tuple[str, ...]:
     return ("tensors that autograd saves: derived from what backward reads, since the trace does not record them",)
 
 
+def moments_of_saving(
+    graph: TaskGraph, tensors: Sequence[Saved]
+) -> tuple[defaultdict[int, list[int]], defaultdict[int, list[int]]]:
+    """The numbers of the tensors saved just before each kernel, at the begin of a round, and just after each kernel."""
+    starts = {part.first for part in graph.rounds}
+    before: defaultdict[int, list[int]] = defaultdict(list)
+    after: defaultdict[int, list[int]] = defaultdict(list)
+    for number, tensor in enumerate(tensors):
+        if tensor.after + 1 in starts:
+            before[tensor.after + 1].append(number)
+        else:
+            after[tensor.after].append(number)
+    return before, after
+
+
 def releases_after_offload(
     graph: TaskGraph, tensors: Sequence[Saved], read: Sequence[Sequence[int]]
 ) -> list[int | None]:

@@ -20,6 +20,7 @@ Where the published text is open, this implementation decides:
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ from simgpu.graph.transforms import algorithm_choices, transformed
 from simgpu.hardware.spec import GpuSpec
 from simgpu.policies.base import PlanContext
 from simgpu.program.lowering import require_reads
-from simgpu.trace.model import BlockKind, Origin
+from simgpu.trace.model import BlockKind, Origin, Trace
 from simgpu.workloads.rescale.kernels import scaled
 from simgpu.workloads.rescale.samples import sample_sides
 
@@ -63,14 +64,14 @@ def partitioned(
         if not 1 <= requested <= batch:
             what = f"{requested} is no part of a batch of {batch}"
             raise InputError.single("", "parameters.sub_batch", what, f"give 1 to {batch}, or 0 to have it chosen")
-        notes = [f"sub-batches of {requested} of {batch} samples, as requested", *_on_times(context.graph, requested)]
+        notes = [f"sub-batches of {requested} of {batch} samples, as requested", *on_times(context.graph, requested)]
         return transformed(context.graph, (Split(requested),)), requested, notes
     selection = select_sub_batch(context.graph, context.node.gpu, context.budget, alpha=alpha, counted=counted)
     reason = selection.whole_batch_reason
     if selection.size < batch:
         try:
             graph = transformed(context.graph, (Split(selection.size),))
-            notes = [f"sub-batches of {selection.size} of {batch} samples", *_on_times(context.graph, selection.size)]
+            notes = [f"sub-batches of {selection.size} of {batch} samples", *on_times(context.graph, selection.size)]
             return graph, selection.size, notes
         except InputError as error:
             reason = first_reason(error)
@@ -78,13 +79,32 @@ def partitioned(
     return transformed(context.graph, (Split(batch),)), batch, notes
 
 
-def _on_times(graph: TaskGraph, size: int) -> list[str]:
-    """A note on the times of sub-batches where the times of the full batch were recorded."""
+def on_times(graph: TaskGraph, size: int, parts: str = "sub-batches") -> list[str]:
+    """A note on the times of parts of the batch where those of the full batch were recorded. parts: their name."""
     info = graph.trace.info
     if info.origin is Origin.MODELLED or size == info.batch:
         return []
     how = graph.at_batch(size).trace.info.notes.removeprefix(info.notes).strip()
-    return [f"times of sub-batches are modelled, not recorded. {how}"]
+    return [f"times of {parts} are modelled, not recorded. {how}"]
+
+
+def on_batch_norms(trace: Trace, size: int) -> list[str]:
+    """A note where a part of the batch changes what is computed: the statistics of batch norms."""
+    if any(_BATCH_NORM.search(kernel.op) for kernel in trace.kernels):
+        return [f"batch norms see {samples_text(size)} at a time"]
+    return []
+
+
+def samples_text(count: int) -> str:
+    """A number of samples.
+
+    >>> samples_text(1), samples_text(2)
+    ('1 sample', '2 samples')
+    """
+    return f"{count} sample{'' if count == 1 else 's'}"
+
+
+_BATCH_NORM = re.compile(r"batch_?norm", re.IGNORECASE)
 
 
 Ints = NDArray[np.int64]

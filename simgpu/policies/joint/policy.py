@@ -17,7 +17,6 @@ offloads nothing where a micro-batch fits, and `modnn`, which offloads only what
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from simgpu.policies.common.compression import CODECS, known_codecs, sparse_swap
 from simgpu.policies.common.gpu_codecs import SwappingExecutor, executor_of
 from simgpu.policies.common.placing import PlacingPolicy, bar, evaluator_of, inexact, notes_on, program_of
 from simgpu.policies.common.shortlist import Shortlist, Tried, run_of, tried
+from simgpu.policies.common.sub_batches import on_batch_norms
 from simgpu.policies.home import Home
 from simgpu.policies.joint.exploring import Explored, explore
 from simgpu.policies.joint.time_bounds import NOT_BOUNDED, bounds_of
@@ -189,7 +189,6 @@ def _distance(evaluator: Evaluator, program: Program, time_ns: int) -> str:
 
 #: Numbers of micro-batches, tried until nothing is copied: more would only take longer.
 _COUNTS = (2, 4, 8)
-_BATCH_NORM = re.compile(r"batch_?norm", re.IGNORECASE)
 
 
 class Accumulated(NamedTuple):
@@ -242,8 +241,7 @@ def accumulation_note(context: PlanContext) -> str:
         parts.append(f"times of {samples} samples are modelled, not recorded")
     if trace.algorithms:
         parts.append("with algorithms of its own choice")
-    if any(_BATCH_NORM.search(kernel.op) for kernel in trace.kernels):
-        parts.append(f"batch norms see {samples} samples at a time")
+    parts += on_batch_norms(trace, samples)
     return "; ".join(parts)
 
 

@@ -56,6 +56,7 @@ class Modnn(Policy):
     name = "modnn"
     summary = "sub-batches, a static schedule of transfers and convolution algorithms for any memory budget"
     source = "Chen et al., IEEE TPDS 30(3), 2019, section 5"
+    splits_batch = True
 
     sub_batch: int = parameter(0, "samples at a time; 0 lets equation 8 choose")
     alpha: float = parameter(0.15, "share of consecutive tasks that memory holds at once in equation 8")
