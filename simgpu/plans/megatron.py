@@ -134,7 +134,7 @@ class Selective:
             yield self._without_output(*after)
 
     def _without_output(self, norm: Region, last: Region) -> Checkpointed:
-        """A norm whose output is made again: of all up to the last projection that reads it, only the norm reruns."""
+        """A norm whose output is recomputed: of all up to the last projection that reads it, only the norm reruns."""
         region = _joined(norm, last)
         return Checkpointed(region, frozenset(k for k in self._steps.keepable(region) if k >= norm.stop))
 
