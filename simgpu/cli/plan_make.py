@@ -68,7 +68,7 @@ def make(
     \b
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
-    simgpu plan make gpt2-small --batch 8 --node v100 --budget 10GB --policy capuchin
+    simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
     """
     from simgpu.plans.entry import other_settings
     from simgpu.plans.entry import plan as make_plan

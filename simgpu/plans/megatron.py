@@ -33,11 +33,13 @@ from simgpu.plans.iteration import Checkpointed
 from simgpu.plans.regions import Region, Steps
 
 _FUSED, _ATTENTION = "_scaled_dot_product", ("aten::bmm", "aten::baddbmm", "aten::_softmax")
-_PRODUCTS = ("aten::mm", "aten::addmm")
+_PRODUCTS, _CAST = ("aten::mm", "aten::addmm"), "aten::_to_copy"
 #: The last part of a norm's path.
 _NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
 #: ``--min-offloaded-tensor-size``, and the tried values of ``--activation-offload-fraction``.
 _LEAST_ELEMENTS, _FRACTIONS = 2**20, (1.0, 0.75, 0.5, 0.25)
+#: The modules of `--offload-modules` that are looked for, in the order in which they run.
+_OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
 #: The modules of `--recompute-modules` and `--offload-modules` that are of other architectures or kernels.
 _ELSEWHERE = "moe_act, shared_experts, mla_up_proj, expert_fc1 and those of GatedDeltaNet and hyper-connections"
 
@@ -91,6 +93,9 @@ class Selective:
     def unmapped(self) -> str:
         """The modules that this model has no part for, with the reason where there is one."""
         named = [f"{name} ({why})" for name, why in self._why_not.items() if why]
+        if self._parts:
+            groups = self._groups(self._parts[0])
+            named += [f"offloaded {name} (saves nothing large)" for name in _OFFLOADED if name not in groups]
         return ", ".join([*named, _ELSEWHERE])
 
     def _reasons(self) -> dict[str, str]:
@@ -99,9 +104,11 @@ class Selective:
         mlp = "mlp" if first.mlp is None else first.mlp[0]
         reasons = {}
         for name in ("layernorm", "core_attn", mlp):
-            regions = [each for parts in self._parts for each in self._regions(parts, (name,))]
-            problems = (self._steps.why_not(each.region) or self._must_keep(each) for each in regions)
-            reasons[name] = next(filter(None, problems), "") if regions else "is no module of its own"
+            regions = [each.region for parts in self._parts for each in self._regions(parts, (name,))]
+            problems = map(self._steps.why_not, regions)
+            reasons[name] = next(filter(None, problems), "") if regions else "no module of its own"
+        if any(self._does_more(*norm) for parts in self._parts for norm in parts.norms if norm is not None):
+            reasons["layernorm"] = "no region drops its output alone"
         if first.is_fused:
             reasons["core_attn"] = "attention is one fused operator"
         return reasons
@@ -134,18 +141,17 @@ class Selective:
             yield self._without_output(*after)
 
     def _without_output(self, norm: Region, last: Region) -> Checkpointed:
-        """A norm whose output is recomputed: of all up to the last projection that reads it, only the norm reruns."""
+        """A norm whose output is recomputed: up to the last projection that reads it, norm and casts run again."""
         region = _joined(norm, last)
-        return Checkpointed(region, frozenset(k for k in self._steps.keepable(region) if k >= norm.stop))
+        behind = (k for k in self._steps.keepable(region) if k >= norm.stop and _op(self._steps, k) != _CAST)
+        return Checkpointed(region, frozenset(behind))
 
-    def _must_keep(self, norm: Checkpointed) -> str:
-        """Why a norm cannot run again alone: a region keeps what nothing else would, or runs more again."""
-        again = [k for k in self._steps.rerun_range(norm.region) if k not in norm.keeps]
-        saved = {each.block for each in self._steps.saved}
-        kept = {b for k in norm.keeps for b in self._steps.writes[k]}
-        if norm.keeps and (kept - saved or any(again[0] < k < again[-1] for k in norm.keeps)):
-            return "no region drops its output alone"
-        return ""
+    def _does_more(self, norm: Region, last: Region) -> bool:
+        """Whether the region of a norm keeps what nothing else would, or recomputes more than the norm."""
+        region, keeps = self._without_output(norm, last)
+        again = set(self._steps.rerun_range(region)) - keeps
+        kept = {b for k in keeps for b in self._steps.writes[k]} - {each.block for each in self._steps.saved}
+        return bool(kept) or any(k >= norm.stop and _op(self._steps, k) != _CAST for k in again)
 
     def _offloading(
         self, text: str, regions: tuple[Checkpointed, ...], names: Collection[str]
@@ -173,9 +179,8 @@ class Selective:
     def _groups(self, parts: Parts) -> dict[str, tuple[int, ...]]:
         """For each module of `--offload-modules` the saved tensors of a layer that are large, if there are any."""
         before, after = (None if each is None else each[0] for each in parts.norms)
-        calls = {"attn_norm": (before,), "qkv_linear": parts.qkv, "core_attn": (parts.core,)}
-        calls |= {"attn_proj": (parts.proj,), "mlp_norm": (after,)}
-        groups = {name: tuple(filter(self._is_large, chain(*map(_saved, each)))) for name, each in calls.items()}
+        calls = zip(_OFFLOADED, ((before,), parts.qkv, (parts.core,), (parts.proj,), (after,)), strict=True)
+        groups = {name: tuple(filter(self._is_large, chain(*map(_saved, each)))) for name, each in calls}
         return {name: group for name, group in groups.items() if group}
 
     def _is_large(self, n: int) -> bool:

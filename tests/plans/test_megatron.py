@@ -106,6 +106,8 @@ def test_fused_attention_is_not_recomputed_and_other_attention_is() -> None:
     assert not any("attention.q:" in name or "attention.out:" in name for name in again(candidate))
     # Scores are scaled, so autograd saves no result of the projections of query and key.
     assert "layernorm (no region drops its output alone)" in other.unmapped
+    assert "offloaded core_attn (saves nothing large)" in other.unmapped
+    assert not any(OFFLOAD in text for text, _ in other.settings())
 
 
 def test_layers_without_attention_have_no_selective_settings() -> None:
