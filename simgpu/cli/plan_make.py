@@ -11,7 +11,7 @@ from simgpu.cli.choice import size_option
 from simgpu.cli.model_options import input_option, optimizer_option
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
-from simgpu.cli.suggestions import nodes, suggest
+from simgpu.cli.suggestions import nodes, policies, suggest
 from simgpu.errors import InputError
 from simgpu.recorder import BUILT_IN_MODELS
 from simgpu.recorder.inputs import named_inputs
@@ -28,6 +28,12 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @input_option
 @click.option("--here", is_flag=True, help="Run the model on this machine's CPU, and plan for that.")
 @click.option("--offload/--no-offload", default=True, show_default=True, help="Whether tensors may go to the host.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    shell_complete=policies,
+    help="Follow this policy's decisions as far as PyTorch can, instead of a search.",
+)
 @click.option("--compare", is_flag=True, help="Also run policy joint, which no way of running restricts.")
 @click.option("--settings", is_flag=True, help="Also the settings of other frameworks that come closest.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan to this file.")
@@ -42,6 +48,7 @@ def make(
     inputs: tuple[str, ...],
     here: bool,
     offload: bool,
+    policy: str | None,
     compare: bool,
     settings: bool,
     output: Path | None,
@@ -54,9 +61,14 @@ def make(
     is given; or the folder of a trace that simgpu record wrote. The plan is checked with `simgpu plan check` and
     applied in Python: with simgpu.read_plan("plan.json").apply(model): ...
 
+    With --policy, the plan follows a policy that places blocks, such as vdnn, superneurons, capuchin, home or joint: a
+    module is recomputed where the policy recomputes what it saves, and a saved tensor is offloaded where the policy
+    does so. The plan says how many bytes of the decisions are lost.
+
     \b
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
+    simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
     """
     from simgpu.plans.entry import other_settings
     from simgpu.plans.entry import plan as make_plan
@@ -76,7 +88,7 @@ def make(
         else:
             given, gpu = named_inputs(inputs) if inputs else None, None if here else node
             trace = record(model, batch=batch or 1, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
-        result = make_plan(trace, node, budget, offload=offload, compare=compare, progress=say)
+        result = make_plan(trace, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
         if settings:
             say("simulating the settings of other frameworks")
         others = other_settings(trace, node, budget) if settings else []

@@ -7,7 +7,7 @@ import click
 from simgpu.cli.group import LazyGroup
 
 _COMMANDS = {
-    "record": ("simgpu.cli.validate_record:record", "Measure this machine and training on it under four methods."),
+    "record": ("simgpu.cli.validate_record:record", "Measure this machine and training on it under five methods."),
     "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link; write a node file."),
     "report": ("simgpu.cli.validate_report:report", "Compare measured runs with their simulation."),
     "memory": ("simgpu.cli.validate_memory:memory", "Compare predicted peaks of memory with measured ones."),

@@ -91,14 +91,15 @@ def record(
     force: bool,
     quiet: bool,
 ) -> None:
-    """Measure this machine, and training iterations on it under four memory-management methods.
+    """Measure this machine, and training iterations on it under five memory-management methods.
 
     For each case, records a trace, then runs the same training iteration with each method: plain (no memory
-    management), checkpoint (activation checkpointing of every block), save_on_cpu (PyTorch's), and an asynchronous
-    offload. Stores the time of each step, the peak memory, the bytes copied, and the device timeline of one step.
+    management), checkpoint (activation checkpointing of every block), save_on_cpu (PyTorch's), an asynchronous offload,
+    and a plan (simgpu plan) for a budget halfway between the smallest peak of a plan and the plain peak. Stores the
+    time of each step, the peak memory, the bytes copied, and the device timeline of one step.
 
     Cases that are already in the folder are skipped, so the same command resumes after an interruption. Run it on an
-    otherwise idle machine. Needs PyTorch: install simgpu with the extra 'record'.
+    otherwise idle machine. Needs PyTorch and SciPy: install simgpu with the extras 'record' and 'calibrate'.
 
     \b
     simgpu validate record -o my-gpu

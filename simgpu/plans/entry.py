@@ -13,9 +13,10 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
+from simgpu.plans.following import follow
 from simgpu.plans.projections import Projection, projections
 from simgpu.plans.regions import Steps
-from simgpu.plans.search import Found, Search, smallest
+from simgpu.plans.search import Search, smallest
 from simgpu.simulation.run import simulate
 from simgpu.torch.plan import KeptResult, MadeFor, OffloadedTensor, Plan, Predicted, RecomputedModule
 from simgpu.torch.types import tensor_type
@@ -34,6 +35,7 @@ def plan(
     *,
     offload: bool = True,
     compare: bool = False,
+    policy: str | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """The fastest plan that was found for a recorded iteration within a budget.
@@ -43,50 +45,63 @@ def plan(
 
     trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when. budget: bytes or
     a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
-    whether to run policy `joint`, which no way of running restricts, as well. progress: receives a line of text at a
-    time.
+    whether to run policy `joint`, which no way of running restricts, as well. policy: instead of a search, follow the
+    decisions of this policy, as far as PyTorch can. progress: receives a line of text at a time.
 
-    Raises `InputError` for a trace without what autograd saves, and where no plan fits.
+    Raises `InputError` for a trace without what autograd saves, for a policy that does more than place blocks, and
+    where no plan fits; `OutOfMemoryError` if the policy does not fit.
     """
     chosen, limit = _node_and_budget(node, budget)
     _check(trace)
     steps = Steps(trace)
-    search = Search(Choices(steps, offload=offload), chosen, limit, progress)
-    found = search.run()
-    if found is None:
-        raise _no_plan(smallest(search.choices, chosen).peak, trace, limit)
+    choices = Choices(steps, offload=offload)
+    followed: tuple[str, ...] = ()
+    bound = None
+    if policy is None:
+        candidate, bound = _found(choices, chosen, limit, progress)
+    else:
+        candidate, followed = follow(choices, policy, chosen, limit, progress)
     base = Candidate(steps).run(chosen, _UNLIMITED)
     any_step, any_bound = _unrestricted(trace, chosen, limit, progress) if compare else (None, None)
-    result = found.candidate.run(chosen, limit)
-    reserved, notes = _reserved(found.candidate, chosen, limit)
-    planned = found.candidate.planned
+    result = candidate.run(chosen, limit)
+    reserved, notes = _reserved(candidate, chosen, limit)
     return Plan(
         made_for=made_for(trace),
         execute="eager",
-        policy="joint",
+        policy=policy or "joint",
         node=chosen.name,
         budget_bytes=limit,
-        recompute=_recomputed(steps, found),
-        calls={module: count for module, count in _calls(steps).items() if module in _modules(found)},
-        offload=_offloaded(found),
-        prefetch=found.candidate.prefetch,
-        stash=found.candidate.stash,
+        recompute=_recomputed(candidate),
+        calls=_calls(candidate),
+        offload=_offloaded(candidate),
+        prefetch=candidate.prefetch,
+        stash=candidate.stash,
         predicted=Predicted(
             step_ns=result.iteration_ns,
             peak_bytes=result.metrics.device_peak_bytes,
             plain_step_ns=base.iteration_ns,
             plain_peak_bytes=base.metrics.device_peak_bytes,
-            recomputed_kernels=sum(map(len, planned.reruns)),
-            recompute_ns=found.candidate.recompute_ns,
+            recomputed_kernels=sum(map(len, candidate.planned.reruns)),
+            recompute_ns=candidate.recompute_ns,
             d2h_bytes=result.metrics.copied_bytes.get("d2h", 0),
             h2d_bytes=result.metrics.copied_bytes.get("h2d", 0),
-            bound_ns=found.bound_ns,
+            bound_ns=bound,
             reserved_bytes=reserved,
             any_step_ns=any_step,
             any_bound_ns=any_bound,
         ),
-        notes=notes,
+        notes=(*followed, *notes),
     )
+
+
+def _found(
+    choices: Choices, node: NodeSpec, budget: int, progress: Callable[[str], None]
+) -> tuple[Candidate, int | None]:
+    """The fastest candidate of a search, and its lower bound."""
+    found = Search(choices, node, budget, progress).run()
+    if found is None:
+        raise _no_plan(smallest(choices, node).peak, choices.steps.trace, budget)
+    return found.candidate, found.bound_ns
 
 
 def other_settings(trace: Trace, node: NodeSpec | str | Path, budget: int | str | None = None) -> list[Projection]:
@@ -160,17 +175,15 @@ def _check(trace: Trace) -> None:
         raise InputError.single(trace.name or trace.info.model, "saved", what, remedy)
 
 
-def _calls(steps: Steps) -> Counter[str]:
-    return Counter(region.module for region in steps.regions())
+def _calls(candidate: Candidate) -> dict[str, int]:
+    """How often a step calls each module that is recomputed."""
+    modules = {each.region.module for each in candidate.regions}
+    return dict(Counter(each.module for each in candidate.steps.regions() if each.module in modules))
 
 
-def _modules(found: Found) -> set[str]:
-    return {each.region.module for each in found.candidate.regions}
-
-
-def _recomputed(steps: Steps, found: Found) -> tuple[RecomputedModule, ...]:
-    kernels, result = steps.trace.kernels, []
-    for each, rerun in zip(found.candidate.regions, found.candidate.planned.reruns, strict=True):
+def _recomputed(candidate: Candidate) -> tuple[RecomputedModule, ...]:
+    kernels, result = candidate.steps.trace.kernels, []
+    for each, rerun in zip(candidate.regions, candidate.planned.reruns, strict=True):
         seen: Counter[str] = Counter()
         keep = []
         for k in range(each.region.first, each.region.stop):
@@ -187,8 +200,8 @@ def _recomputed(steps: Steps, found: Found) -> tuple[RecomputedModule, ...]:
     return tuple(result)
 
 
-def _offloaded(found: Found) -> tuple[OffloadedTensor, ...]:
-    trace, names = found.candidate.planned.trace, set(found.candidate.offloaded)
+def _offloaded(candidate: Candidate) -> tuple[OffloadedTensor, ...]:
+    trace, names = candidate.planned.trace, set(candidate.offloaded)
     seen: Counter[str] = Counter()
     result = []
     for row in trace.saved:

@@ -6,29 +6,29 @@ They choose among the layers of a model's longest list of equal layers, and know
   (docs/source/en/grad_checkpointing.md). Its ``offload`` of the layers' inputs waits for each copy.
 * torchtitan, ``activation_checkpoint``: mode ``full``, every layer; mode ``selective`` with a number n, every n-th
   layer counted from 1; with ``op``, every layer, with the results of attention and of every other matrix product kept
-  (torchtitan/distributed/activation_checkpoint.py).
-* Megatron-LM: ``--recompute-granularity full`` with ``--recompute-method uniform``, groups of n layers that keep one
-  input, or ``block``, the first n layers (megatron/core/transformer/transformer_block.py).
+  (torchtitan/distributed/activation_checkpoint.py). Mode ``memory_budget`` is for compiled models.
+* Megatron-LM: whole layers, or some of its modules in every layer, recomputed or offloaded (`simgpu.plans.megatron`).
 * JAX, ``save_and_offload_only_these_names`` around each layer: the same results kept, and offloaded, in every layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.iteration import Checkpointed
+from simgpu.plans.megatron import Selective, full
 from simgpu.plans.regions import Region, Steps
 from simgpu.plans.repeats import equal_layers
 
 #: Operators whose results torchtitan's ``op`` keeps: attention; of matrix products, every other one.
 _ATTENTION = "_scaled_dot_product"
 _PRODUCT = "aten::mm"
+_TORCHTITAN = "no choice of results, no parts of layers, no offloads; its mode memory_budget is for compiled models"
 
 
 class Projection(NamedTuple):
@@ -55,14 +55,17 @@ def projections(steps: Steps, node: NodeSpec, budget: int) -> list[Projection]:
     layers = equal_layers(steps)
     if not layers:
         return []
-    makers: dict[str, tuple[Callable[[Steps, Sequence[Region]], Iterator[_Setting]], str]] = {
-        "Transformers": (_transformers, "no single results, no parts of layers, no overlapped copies"),
-        "torchtitan": (_torchtitan, "no choice of results, no parts of layers, no offloads"),
-        "Megatron-LM": (_megatron, "no single results, no offloads; parts of layers only of its own modules"),
-        "JAX": (_jax, "no differences between layers"),
+    selective = Selective(steps, layers)
+    megatron = map(_Setting._make, (*full(steps, layers), *selective.settings()))
+    no_part = f"no single results, no differences between layers but their number; no part here: {selective.unmapped}"
+    settings: dict[str, tuple[Iterable[_Setting], str]] = {
+        "Transformers": (_transformers(steps, layers), "no single results, no parts of layers, no overlapped copies"),
+        "torchtitan": (_torchtitan(steps, layers), _TORCHTITAN),
+        "Megatron-LM": (megatron, no_part),
+        "JAX": (_jax(steps, layers), "no differences between layers"),
     }
     plain = _Setting("nothing to set", Candidate(steps))
-    return [_best(name, [plain, *maker(steps, layers)], lost, node, budget) for name, (maker, lost) in makers.items()]
+    return [_best(name, [plain, *each], lost, node, budget) for name, (each, lost) in settings.items()]
 
 
 def _best(name: str, settings: Sequence[_Setting], lost: str, node: NodeSpec, budget: int) -> Projection:
@@ -112,22 +115,6 @@ def _listed_results(steps: Steps, layer: Region) -> frozenset[int]:
         if k in keepable and (_ATTENTION in op or (op == _PRODUCT and products % 2 == 1)):
             kept.add(k)
     return frozenset(kept)
-
-
-def _megatron(steps: Steps, layers: Sequence[Region]) -> Iterator[_Setting]:
-    full = "--recompute-granularity full"
-    for n in range(1, len(layers) + 1):
-        yield _Setting(f"{full} --recompute-method block --recompute-num-layers {n}", _whole(steps, layers[:n]))
-        follow = all(one.stop == two.first for one, two in pairwise(layers))
-        if follow and len(layers) % n == 0:
-            groups = [_joined(layers[start : start + n]) for start in range(0, len(layers), n)]
-            yield _Setting(f"{full} --recompute-method uniform --recompute-num-layers {n}", _whole(steps, groups))
-
-
-def _joined(layers: Sequence[Region]) -> Region:
-    """Consecutive layers as one region."""
-    last = layers[-1]
-    return layers[0]._replace(stop=last.stop, saved_stop=last.saved_stop)
 
 
 def _jax(steps: Steps, layers: Sequence[Region]) -> Iterator[_Setting]:

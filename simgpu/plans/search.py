@@ -95,9 +95,9 @@ class Search:
         for assumed in self._assumptions():
             self.progress(f"planning, {assumed}")
             for candidate in self._fitting(assumed):
-                best = min((each for each in (best, *self._timed(candidate)) if each), key=_cost, default=None)
+                best = min((each for each in (best, *self.timed(candidate)) if each), key=_cost, default=None)
         if best is None:
-            best = min(self._timed(smallest(self.choices, self.node).candidate), key=_cost, default=None)
+            best = min(self.timed(smallest(self.choices, self.node).candidate), key=_cost, default=None)
         if best is None:
             return None
         time_ns, peak, candidate = best
@@ -145,7 +145,7 @@ class Search:
             for share, under_way, groups in _SHARES:
                 yield _Assumed(share, under_way, ties(self.choices, groups))
 
-    def _timed(self, candidate: Candidate) -> Iterator[tuple[int, int, Candidate]]:
+    def timed(self, candidate: Candidate) -> Iterator[tuple[int, int, Candidate]]:
         """A candidate with several numbers of copies under way: step time, peak and candidate."""
         for prefetch, stash in _AHEAD if candidate.offloaded else _AHEAD[:1]:
             tried = replace(candidate, prefetch=prefetch, stash=stash)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError, Problem
-from simgpu.torch.copies import copies_of
+from simgpu.torch.copies import CopyDevice, copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.offload import AsyncOffload
 from simgpu.torch.patching import StepHook
@@ -51,16 +51,21 @@ class Applied(ContextDecorator):
 
 
 @contextmanager
-def applied(plan: Applicable, model: nn.Module, tally: Tally | None = None) -> Iterator[None]:
-    """Runs steps of a model by a plan inside the context; see `Plan.apply`. tally: counts the copied bytes."""
+def applied(
+    plan: Applicable, model: nn.Module, tally: Tally | None = None, copies: CopyDevice | None = None
+) -> Iterator[None]:
+    """Runs steps of a model by a plan inside the context; see `Plan.apply`.
+
+    tally: counts the copied bytes. copies: what copies; by default the streams of the model's device.
+    """
     check_model(plan, model)
     keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
     with ExitStack() as stack:
         stack.enter_context(regions_applied(model, keeps, plan.calls))
         if plan.offload:
             listed = Listed({(each.type, each.number): each.module for each in plan.offload})
-            copies = copies_of(device_of(model))
-            offload = AsyncOffload(copies, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
+            device = copies or copies_of(device_of(model))
+            offload = AsyncOffload(device, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
             handle = model.register_forward_pre_hook(StepHook(offload.begin_step))
             stack.callback(handle.remove)
             stack.enter_context(offload.step())

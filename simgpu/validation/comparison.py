@@ -1,6 +1,7 @@
 """Compares measured runs with their simulated counterparts.
 
-The counterpart of a method is the policy that models what PyTorch does under that method.
+The counterpart of a method is the policy that models what PyTorch does under that method; that of a plan is the
+iteration that it makes of the plain one, with the policy that offloads what it names.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError, OutOfMemoryError, did_you_mean
+from simgpu.plans.rebuilt import candidate_of
 from simgpu.policies.base import no_progress
 from simgpu.simulation.run import simulate
 from simgpu.timeline.streams import OWN_ENGINES
+from simgpu.torch.plan import Plan
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.measured import Case, MeasuredMachine, Method, Recording
 from simgpu.validation.outcome import ComparedCase, ComparedRun, Counterpart, Numbers, Validation
@@ -55,7 +58,9 @@ def _compared(
         if method in case.runs:
             progress(f"{case.name}, {method}")
             run = case.runs[method]
-            counterpart = None if calibration is None else simulate_counterpart(calibration, method, run.settings)
+            counterpart = (
+                None if calibration is None else simulate_counterpart(calibration, method, run.settings, run.plan)
+            )
             runs.append(ComparedRun(case.name, method, run, counterpart))
     absent = {method: text for method, text in case.absent.items() if method in wanted}
     return ComparedCase(case.name, case.model, case.batch, calibration, tuple(runs), absent, reason)
@@ -76,7 +81,7 @@ def _check(kind: str, requested: Collection[str], known: Collection[str]) -> Non
             raise InputError.single("", kind, f"the recording has no {kind} '{name}'", did_you_mean(str(name), known))
 
 
-#: The counterpart of each method; its parameters are the method's settings.
+#: The counterpart of each method but a plan; its parameters are the method's settings.
 POLICY_OF: Mapping[Method, str] = {
     Method.PLAIN: "none",
     Method.CHECKPOINT: "checkpoint",
@@ -87,8 +92,10 @@ POLICY_OF: Mapping[Method, str] = {
 _BLOCKING = (Method.SAVE_ON_CPU,)
 
 
-def simulate_counterpart(calibration: Calibration, method: Method, settings: Mapping[str, Any]) -> Counterpart:
-    """Simulates a method's counterpart with the given settings.
+def simulate_counterpart(
+    calibration: Calibration, method: Method, settings: Mapping[str, Any], plan: Plan | None = None
+) -> Counterpart:
+    """Simulates a method's counterpart with the given settings; that of `Method.PLAN` with its plan.
 
     Its peak includes the reserved memory (`Calibration.reserved`), like the measured peak.
 
@@ -100,19 +107,18 @@ def simulate_counterpart(calibration: Calibration, method: Method, settings: Map
     >>> simulate_counterpart(calibrate(machine, chain([5], [10], [1000]), plain), Method.PLAIN, {}).numbers
     Numbers(step_ns=30, peak_bytes=1536, d2h_bytes=0, h2d_bytes=0)
     """
-    policy = POLICY_OF[method]
     node = calibration.blocking_node if method in _BLOCKING else calibration.node
     try:
-        result = simulate(calibration.trace, node, policy, parameters=settings)
+        if plan is None:
+            result = simulate(calibration.trace, node, POLICY_OF[method], parameters=settings)
+        else:
+            candidate = candidate_of(plan, calibration.trace)
+            result = simulate(candidate.planned.trace, node, candidate.policy)
     except OutOfMemoryError as error:
-        return Counterpart(policy, settings, failure="out of memory", reason=str(error))
+        return Counterpart(failure="out of memory", reason=str(error))
     except InputError as error:
-        return Counterpart(policy, settings, failure="refused", reason=str(error))
+        return Counterpart(failure="refused", reason=str(error))
     metrics = result.metrics
     peak = metrics.device_peak_used_bytes + calibration.reserved
-    return Counterpart(
-        policy,
-        settings,
-        Numbers(result.iteration_ns, peak, *(metrics.copied_bytes[way] for way in OWN_ENGINES)),
-        result,
-    )
+    copied = (metrics.copied_bytes[way] for way in OWN_ENGINES)
+    return Counterpart(Numbers(result.iteration_ns, peak, *copied), result)

@@ -16,6 +16,7 @@ from typing import Any
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.io.atomic import atomic_file, atomic_folder, refuse_foreign, unwritable
 from simgpu.io.input_files import open_input, read_gzip_text
+from simgpu.torch.plan import read_plan
 from simgpu.trace.columns import CellError, Column, Table, whole_number
 from simgpu.trace.folder import read_trace, write_trace
 from simgpu.trace.model import Trace
@@ -41,10 +42,12 @@ from simgpu.validation.recording_files import (
 )
 
 TRACE = "trace"
+#: The plan that the run under `Method.PLAN` is of.
+PLAN_FILE = "plan.json"
 SHIPPED = Path(__file__).resolve().parent / "recordings"
 #: Suffix of a method's timeline.
 _SPANS = ".csv.gz"
-_FILES = (TRACE, RUNS_FILE, *(f"{method}{_SPANS}" for method in Method))
+_FILES = (TRACE, RUNS_FILE, PLAN_FILE, *(f"{method}{_SPANS}" for method in Method))
 _README = "README.md"
 
 
@@ -120,6 +123,11 @@ def read_case(folder: Path) -> Case:
         spans = read_spans(folder / f"{method}{_SPANS}")
         problems += spans.problems
         runs[method] = replace(run, spans=tuple(spans.rows))
+    if Method.PLAN in runs:
+        try:
+            runs[Method.PLAN] = replace(runs[Method.PLAN], plan=read_plan(folder / PLAN_FILE))
+        except InputError as error:
+            problems += error.problems
     if trace is not None and read is not None:
         problems += _mismatches(folder, trace, read)
     if problems or trace is None or read is None:
@@ -154,6 +162,8 @@ def _mismatches(folder: Path, trace: Trace, read: ReadRuns) -> list[Problem]:
     problems += [
         Problem(runs, "runs", f"has no run of {method}, but a timeline", "record the case again") for method in unlisted
     ]
+    if Method.PLAN not in read.runs and (folder / PLAN_FILE).exists():
+        problems.append(Problem(runs, "runs", f"has no run of {Method.PLAN}, but {PLAN_FILE}", "record the case again"))
     return problems
 
 
@@ -212,6 +222,8 @@ def _write_files(case: Case, folder: Path) -> None:
     (folder / RUNS_FILE).write_text(runs_text(case), encoding="utf-8")
     for method, run in case.runs.items():
         write_spans(folder / f"{method}{_SPANS}", run.spans)
+        if run.plan is not None:
+            run.plan.write(folder / PLAN_FILE)
 
 
 _KINDS = {str(kind): kind for kind in MeasuredKind}

@@ -1,4 +1,4 @@
-"""Measurements of a real device: the machine, and each model's training step under four memory management methods."""
+"""Measurements of a real device: the machine, and each model's training step under each memory management method."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median_low
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.timeline.streams import track_order
 from simgpu.trace.model import Trace
 
+if TYPE_CHECKING:
+    from simgpu.torch.plan import Plan
+
 
 class Method(StrEnum):
-    """A method of memory management in PyTorch; each has a policy as its counterpart in the simulation."""
+    """A method of memory management in PyTorch; each has a counterpart in the simulation."""
 
     PLAIN = "plain"
     CHECKPOINT = "checkpoint"
     SAVE_ON_CPU = "save_on_cpu"
     ASYNC_OFFLOAD = "async_offload"
+    PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class MeasuredRun:
     initial_bytes: memory allocated at the start of a step.
     d2h_bytes, h2d_bytes: copied to and from the host in one step.
     spans: kernels and copies of one more, profiled step.
+    plan: the plan that the steps ran by; None under the other methods.
     """
 
     method: Method
@@ -143,6 +148,7 @@ class MeasuredRun:
     d2h_bytes: int
     h2d_bytes: int
     spans: tuple[MeasuredSpan, ...] = ()
+    plan: Plan | None = None
 
     @property
     def median_ns(self) -> int:
@@ -154,7 +160,7 @@ class MeasuredRun:
 class Case:
     """One model at one batch size: its trace, and its runs by method, the plain one first.
 
-    absent: methods that could not be run, with the reason, such as out of memory.
+    absent: methods that were not run, with the reason, such as out of memory.
     setup: keyword arguments of the model's factory (``size``), ``optimizer``, ``seed``, and ``warmup``, the number of
         steps before the timed ones.
     """

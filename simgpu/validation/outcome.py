@@ -75,8 +75,6 @@ class Counterpart:
     reason: the error's message.
     """
 
-    policy: str
-    parameters: Mapping[str, Any]
     numbers: Numbers | None = None
     result: Result | None = None
     failure: str = ""

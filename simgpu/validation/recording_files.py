@@ -85,21 +85,23 @@ class RunEntry(FileModel):
 
 
 class RunsSection(FileModel):
-    """The runs by method; None if the method could not be run."""
+    """The runs by method; None if the method was not run."""
 
     plain: RunEntry | None = None
     checkpoint: RunEntry | None = None
     save_on_cpu: RunEntry | None = None
     async_offload: RunEntry | None = None
+    plan: RunEntry | None = None
 
 
 class AbsentSection(FileModel):
-    """The reason why each missing method could not be run."""
+    """The reason why each missing method was not run."""
 
     plain: Text | None = None
     checkpoint: Text | None = None
     save_on_cpu: Text | None = None
     async_offload: Text | None = None
+    plan: Text | None = None
 
 
 class RunsFile(FileModel):
@@ -115,7 +117,7 @@ class RunsFile(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class ReadRuns:
-    """The content of ``runs.json``; its runs have no timelines."""
+    """The content of ``runs.json``; its runs have no timelines and no plan."""
 
     model: str
     batch: int

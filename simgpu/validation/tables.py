@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from simgpu.analysis.tables import table_text
 from simgpu.hardware.spec import Duplex
+from simgpu.plans.summary import summary
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.validation.calibration import bidirectional_bandwidths, duplex_of
-from simgpu.validation.measured import MeasuredMachine, Method
+from simgpu.validation.measured import MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.outcome import STEADY, TARGETS, ComparedCase, ComparedRun, Quantity, Summary, Validation
 from simgpu.validation.timelines.comparison import (
     TOLERANCE,
@@ -264,9 +265,8 @@ def _case_notes(case: ComparedCase, alone: bool) -> Iterator[str]:
     if calibration is not None and alone:
         yield f"{case.name}: memory: {calibration.reserved_text}."
     for run in case.runs if alone else ():
-        if run.run.settings:
-            settings = (f"{key} {_setting(value)}" for key, value in run.run.settings.items())
-            yield f"{case.name}, {run.method}: {', '.join(settings)}."
+        if text := _settings(run.run):
+            yield f"{case.name}, {run.method}: {text}."
     for note in dict.fromkeys(note for run in case.runs for note in run.notes):
         yield f"{case.name}: {note}."
     for run in case.runs:
@@ -277,6 +277,14 @@ def _case_notes(case: ComparedCase, alone: bool) -> Iterator[str]:
             yield f"{case.name}, {run.method}: the last two simulated iterations still differ."
     for method, reason in case.absent.items():
         yield f"{case.name}, {method}: not run on the device: {reason}"
+
+
+def _settings(run: MeasuredRun) -> str:
+    if run.plan is None:
+        return ", ".join(f"{key} {_setting(value)}" for key, value in run.settings.items())
+    # Notes of a plan are about its budget, which no device enforced in this run.
+    lines = summary(run.plan.model_copy(update={"notes": ()}))
+    return "; ".join([f"budget {format_bytes(run.plan.budget_bytes)}", *lines])
 
 
 def _setting(value: object) -> str:

@@ -37,6 +37,14 @@ def test_settings_of_other_frameworks_are_printed() -> None:
         assert framework in made.stdout
 
 
+def test_a_plan_follows_a_policy(tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    made = simgpu("plan", "resnet20", "--batch", "16", "--node", "v100", "--policy", "vdnn", "-q", "-o", file)
+    assert made.exit_code == 0, made.output
+    assert "follows policy vdnn" in made.stdout and "offload" in made.stdout
+    assert read_plan(file).policy == "vdnn"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -44,6 +52,8 @@ def test_settings_of_other_frameworks_are_printed() -> None:
         (("plan", "resnet20", *_MAKE[:-3], "--budget", "1B"), "no plan fits into 1 B"),
         (("plan", "resnet20", *_MAKE[:-3], "--budget", "-5MB"), "is not a size"),
         (("plan", "show", "nowhere.json"), "nowhere.json: no such file"),
+        (("plan", "resnet20", *_MAKE, "--policy", "vdn"), "did you mean 'vdnn'"),
+        (("plan", "resnet20", *_MAKE, "--policy", "um"), "um does more than to keep, offload and recompute"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:

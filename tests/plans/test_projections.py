@@ -32,22 +32,22 @@ def deep() -> Trace:
     return record(factory, batch=256, gpu="v100")
 
 
-def layers_of(setting: projections._Setting) -> list[str]:
-    return [each.region.module.removeprefix("blocks.") for each in setting.candidate.regions]
+def layers_of(candidate: Candidate) -> list[str]:
+    return [each.region.module.removeprefix("blocks.") for each in candidate.regions]
 
 
 def test_settings_recompute_the_layers_that_their_frameworks_recompute() -> None:
     steps = Steps(deep())
     layers = equal_layers(steps)
     assert [layer.module for layer in layers] == [f"blocks.{n}" for n in range(6)]
-    of = {each.text: layers_of(each) for each in projections._transformers(steps, layers)}
+    of = {each.text: layers_of(each.candidate) for each in projections._transformers(steps, layers)}
     assert of['{"every_n_layers": 2}'] == ["0", "2", "4"]
-    of = {each.text: layers_of(each) for each in projections._torchtitan(steps, layers)}
+    of = {each.text: layers_of(each.candidate) for each in projections._torchtitan(steps, layers)}
     assert of['mode = "selective", selective_ac_option = "2"'] == ["1", "3", "5"]
     full = "--recompute-granularity full --recompute-method"
-    megatron = {each.text: each for each in projections._megatron(steps, layers)}
+    megatron = dict(projections.full(steps, layers))
     assert layers_of(megatron[f"{full} block --recompute-num-layers 2"]) == ["0", "1"]
-    groups = [each.region for each in megatron[f"{full} uniform --recompute-num-layers 3"].candidate.regions]
+    groups = [each.region for each in megatron[f"{full} uniform --recompute-num-layers 3"].regions]
     assert [(each.first, each.stop) for each in groups] == [
         (layers[0].first, layers[2].stop), (layers[3].first, layers[5].stop),
     ]  # fmt: skip

@@ -43,6 +43,7 @@ MACHINE = MeasuredMachine(
     date="2026-01-31",
     versions={"driver": "550.54", "CUDA": "12.8", "PyTorch": "2.13.0", "Python": "3.11.7", "simgpu": "0.1.0"},
 )
+#: Of the methods whose counterpart is a policy.
 SETTINGS: Mapping[Method, Mapping[str, Any]] = {
     Method.PLAIN: {},
     Method.CHECKPOINT: {"blocks": ("L1", "L2", "L3")},
@@ -153,7 +154,7 @@ def example_run(
     )
 
 
-def example_case(scale: int = 1, *, methods: tuple[Method, ...] = tuple(Method), **settings: Any) -> Case:
+def example_case(scale: int = 1, *, methods: tuple[Method, ...] = tuple(SETTINGS), **settings: Any) -> Case:
     """A case of which every run is what its counterpart says."""
     trace = example_trace(scale)
     return Case("example", 8 * scale, trace, {method: example_run(trace, method, **settings) for method in methods})

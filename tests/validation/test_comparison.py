@@ -26,9 +26,17 @@ from simgpu.validation.tables import (
     validation_text,
 )
 from simgpu.validation.timelines.comparison import Agreement, Event, Row, StreamComparison, TimelineComparison
-from tests.validation.example_recording import MACHINE, MIB, example_case, example_run, example_trace, recording_of
+from tests.validation.example_recording import (
+    MACHINE,
+    MIB,
+    SETTINGS,
+    example_case,
+    example_run,
+    example_trace,
+    recording_of,
+)
 
-MANAGED = tuple(method for method in Method if method is not Method.PLAIN)
+MANAGED = tuple(method for method in SETTINGS if method is not Method.PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,7 @@ def known(*pairs: tuple[Method, Numbers, Numbers | None]) -> Validation:
     for method, measured, simulated in pairs:
         step, peak, out, back = measured
         counterpart = Counterpart(
-            "", {}, simulated, failure="" if simulated else "out of memory", reason="" if simulated else "too small"
+            simulated, failure="" if simulated else "out of memory", reason="" if simulated else "too small"
         )
         runs.append(ComparedRun("small-b8", method, MeasuredRun(method, {}, (step,), peak, 0, out, back), counterpart))
     result = compare_recording(recording_of(Case("small", 8, example_trace(), {})))
@@ -318,7 +326,7 @@ def test_every_run_has_a_row_of_its_case(equal: Validation) -> None:
     for table in report_tables(equal)[:2]:
         rows = table.rows[:4]
         assert [row[0] for row in rows] == ["example-b8", "", "", ""]
-        assert [row[1] for row in rows] == list(map(str, Method))
+        assert [row[1] for row in rows] == list(map(str, SETTINGS))
         assert {row[-1] for row in rows} <= {"equal", "fitted"}
 
 

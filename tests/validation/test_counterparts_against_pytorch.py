@@ -19,11 +19,17 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 import torch
 
+from simgpu.plans.choices import Choices
+from simgpu.plans.entry import plan as make_plan
+from simgpu.plans.regions import Steps
+from simgpu.plans.search import smallest
 from simgpu.recorder import record
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.session import own_random_state
 from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.timeline.model import SpanKind
+from simgpu.torch import regions
+from simgpu.torch.plan import Plan
 from simgpu.trace.model import Trace
 from simgpu.validation.calibration import Calibration, calibrate
 from simgpu.validation.comparison import Counterpart, Numbers, simulate_counterpart
@@ -98,7 +104,7 @@ def plain(name: str) -> MeasuredRun:
     return really(name, Method.PLAIN, {})
 
 
-def really(name: str, method: Method, settings: Mapping[str, Any]) -> MeasuredRun:
+def really(name: str, method: Method, settings: Mapping[str, Any], plan: Plan | None = None) -> MeasuredRun:
     """What PyTorch does with a model under a method."""
     model, device = MODELS[name], open_device("cpu")
     words = {kernel.op for kernel in recorded(name).kernels}
@@ -106,7 +112,9 @@ def really(name: str, method: Method, settings: Mapping[str, Any]) -> MeasuredRu
         with own_random_state(torch.device("cpu"), seed=0):
             workload = make_workload(name, model.make, model.batch).to(torch.device("cpu"))
             optimizer = make_optimizer(find_optimizer("sgd"), workload.module)
-            return run_method(method, workload, optimizer, device, settings, warmup=1, repetitions=1, operators=words)
+            return run_method(
+                method, workload, optimizer, device, settings, warmup=1, repetitions=1, operators=words, plan=plan
+            )
     finally:
         device.close()
         del workload, optimizer
@@ -160,6 +168,23 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
     last = len(counterpart.result.timeline.iteration_ends_ns) - 1
     again = [span for span in counterpart.result.timeline if span.kind is SpanKind.RECOMPUTE and span.iteration == last]
     assert kernels - sum(span.kind is MeasuredKind.KERNEL for span in plain(name).spans) == len(again) > 0
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
+def test_a_plan_runs_as_its_counterpart_but_for_the_state_of_random_numbers(
+    name: str, offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+    monkeypatch.setattr(regions, "checkpoint", partial(regions.checkpoint, preserve_rng_state=False))
+    monkeypatch.setattr(regions, "_SCRATCH", {})  # later plain runs begin without it
+    calibration = calibrated(name)
+    steps = Steps(calibration.trace)
+    least = smallest(Choices(steps, offload=offload), calibration.node)
+    made = make_plan(calibration.trace, calibration.node, least.peak, offload=offload)
+    assert made.offload if offload else made.recompute
+    real = really(name, Method.PLAN, {}, made)
+    expect_same(real, simulate_counterpart(calibration, Method.PLAN, {}, made))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,7 +17,7 @@ from simgpu.validation.comparison import compare_recording
 from simgpu.validation.figures import measured_timeline, plot_run, plot_validation
 from simgpu.validation.measured import Case, Method
 from simgpu.validation.outcome import Validation
-from tests.validation.example_recording import MACHINE, example_case, recording_of
+from tests.validation.example_recording import MACHINE, SETTINGS, example_case, recording_of
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_bars_have_the_lengths_and_texts_the_errors_of_runs(example: Validation)
 
 def test_a_method_without_a_run_is_labelled_in_its_row(example: Validation) -> None:
     left = plot_validation(example).axes[2]
-    assert [label.get_text() for label in left.get_yticklabels()] == list(map(str, Method))
+    assert [label.get_text() for label in left.get_yticklabels()] == list(map(str, SETTINGS))
     assert texts(left) == ["fitted", "-20.0%", "not run", "-20.0%"]
 
 

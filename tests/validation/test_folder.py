@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.plans.entry import made_for
+from simgpu.torch.plan import Plan, Predicted
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace
 from simgpu.validation.folder import (
@@ -75,6 +77,24 @@ def case(batch: int = 4) -> Case:
     return Case("net", batch, trace, runs, absent, {"size": {"image": 32}, "seed": 0, "warmup": 3})
 
 
+def with_plan() -> Case:
+    """A case that was also run by a plan."""
+    plain = case().runs[Method.PLAIN]
+    cost = {each: 0 for each, field in Predicted.model_fields.items() if field.is_required()}
+    plan = Plan(
+        made_for=made_for(case().trace),
+        execute="eager",
+        policy="joint",
+        node="a GPU",
+        budget_bytes=300,
+        calls={},
+        prefetch=1,
+        stash=1,
+        predicted=Predicted(**cost),
+    )
+    return replace(case(), runs={**case().runs, Method.PLAN: replace(plain, method=Method.PLAN, plan=plan)})
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A recording of two cases."""
@@ -99,6 +119,21 @@ def test_the_same_recording_is_the_same_bytes(folder: Path, tmp_path: Path) -> N
     assert len(files) == 1 + 2 * (1 + 3 + 3)
     for file in files:
         assert (folder / file).read_bytes() == (tmp_path / "again" / file).read_bytes(), file
+
+
+def test_a_case_has_its_plan(folder: Path, tmp_path: Path) -> None:
+    write_case(with_plan(), folder)
+    assert (folder / "net-b4" / "plan.json").is_file() and not (folder / "net-b8" / "plan.json").exists()
+    assert read_recording(folder) == Recording("mine", MACHINE, (with_plan(), case(8)))
+
+
+def test_a_plan_and_its_run_need_each_other(folder: Path) -> None:
+    write_case(with_plan(), folder)
+    plan = folder / "net-b4" / "plan.json"
+    plan.rename(folder / "net-b8" / "plan.json")
+    missing, extra = problems_of(folder)
+    assert missing.startswith(f"{plan}: no such file")
+    assert "net-b8/runs.json: runs: has no run of plan, but plan.json" in extra
 
 
 def test_a_recording_grows_case_by_case(folder: Path, tmp_path: Path) -> None:
@@ -326,5 +361,5 @@ def test_shipped_recordings_can_be_read(name: str) -> None:
     recording = load_recording(name)
     assert recording.name == name
     for result in recording.cases:
-        assert set(result.runs) | set(result.absent) == set(Method), result.name
+        assert {*result.runs, *result.absent} >= set(Method) - {Method.PLAN}, result.name
         assert all(run.spans for run in result.runs.values()), result.name

@@ -1,4 +1,4 @@
-"""Recording cases on the CPU: all four methods, stored results, and messages about too little memory."""
+"""Recording cases on the CPU: all methods, stored results, and messages about too little memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,28 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from simgpu.errors import InputError
 from simgpu.recorder.workload import find_factory, make_workload
+from simgpu.torch.plan import read_plan
+from simgpu.validation.comparison import compare_recording
 from simgpu.validation.folder import read_recording, write_recording
 from simgpu.validation.harness import CasePlan, Recorded, machine, record_cases, session
 from simgpu.validation.harness.session import conditions, shortage
 from simgpu.validation.measured import Case, MeasuredKind, Method
+from simgpu.validation.tables import notes_on
 
 _OFFLOAD = {"prefetch": 1, "stash": 1, "min_bytes": 4096}
 PLAN = CasePlan("little", 4, "mlp", ("fc2", "relu2"), _OFFLOAD)
 OTHER = CasePlan("little", 8, "mlp", ("fc2", "relu2"), _OFFLOAD)
+#: With more activations than weights, so that a plan can save memory.
+_GPT = {"tokens": 64, "layers": 2, "width": 32, "heads": 2, "vocabulary": 64}
+PLANNED = CasePlan("wide", 8, "gpt2-small", ("blocks.0", "blocks.1"), _OFFLOAD, _GPT)
+NOTHING_TO_PLAN = "no plan has a smaller peak than the plain step"
 ROOT = Path(__file__).resolve().parents[2]
 MEASURE = partial(machine.measure_machine, sizes=(2**12, 2**16), repetitions=2)
 
@@ -86,14 +94,33 @@ def saved_bytes() -> int:
 
 def test_a_case_has_its_trace_and_a_run_of_each_method(case: Case) -> None:
     assert (case.name, case.trace.info.model, case.trace.info.batch) == ("little-b4", "little", 4)
-    assert list(case.runs) == list(Method)
-    assert case.absent == {}
+    assert [*case.runs, *case.absent] == list(Method)
+    assert case.absent == {Method.PLAN: NOTHING_TO_PLAN}
     assert case.setup == {"size": {}, "optimizer": "sgd", "seed": 0, "warmup": 1}
     for method, run in case.runs.items():
         assert run.method is method
         assert run.settings == PLAN.settings(method)
         assert len(run.step_ns) == 2
         assert 0 < run.initial_bytes < run.peak_bytes
+
+
+def test_a_plan_is_made_run_stored_and_compared(tmp_path: Path) -> None:
+    (case,) = record(tmp_path / "mine", PLANNED).recording.cases
+    assert read_recording(tmp_path / "mine").cases == (case,)
+    run = case.runs[Method.PLAN]
+    assert run.plan is not None and run.plan == read_plan(tmp_path / "mine" / "wide-b8" / "plan.json")
+    compared = compare_recording(tmp_path / "mine", cases=["wide-b8"])["wide-b8"]["plan"]
+    assert compared.simulated is not None and compared.timelines is not None
+    predicted = run.plan.predicted
+    assert (predicted.step_ns, predicted.d2h_bytes, predicted.h2d_bytes) == (
+        compared.simulated.step_ns, run.d2h_bytes, run.h2d_bytes
+    )  # fmt: skip
+    assert predicted.plain_peak_bytes - predicted.peak_bytes >= predicted.plain_peak_bytes - run.plan.budget_bytes > 0
+    states = len(run.plan.recompute) * torch.get_rng_state().nbytes
+    assert compared.simulated.peak_bytes <= run.peak_bytes <= compared.simulated.peak_bytes + states
+    assert compared.timelines.is_same_order
+    (note,) = (each for each in notes_on(compare_recording(tmp_path / "mine")) if each.startswith("wide-b8, plan"))
+    assert "budget" in note and ("offload" in note or "recompute" in note)
 
 
 def test_recorded_bytes_equal_those_that_each_method_copies(case: Case) -> None:
@@ -252,8 +279,10 @@ def test_a_method_out_of_memory_is_absent_and_the_others_are_recorded(
     monkeypatch.setattr(session, "run_method", run)
     (result,) = record(tmp_path / "mine", PLAN, repetitions=1).recording.cases
     assert list(result.runs) == [Method.CHECKPOINT, Method.SAVE_ON_CPU]
-    assert list(result.absent) == [Method.PLAIN, Method.ASYNC_OFFLOAD]
-    assert all(f"tried to allocate {2**62} bytes" in why for why in result.absent.values())
+    assert list(result.absent) == [Method.PLAIN, Method.ASYNC_OFFLOAD, Method.PLAN]
+    assert result.absent[Method.PLAN] == "nothing can be planned without a plain run"
+    reasons = (result.absent[method] for method in (Method.PLAIN, Method.ASYNC_OFFLOAD))
+    assert all(f"tried to allocate {2**62} bytes" in why for why in reasons)
     assert read_recording(tmp_path / "mine").cases == (result,)
 
 

@@ -13,6 +13,8 @@ from tests.cli.cli_helpers import simgpu
 
 pytestmark = pytest.mark.slow
 
+#: Recordings from before there was a method `plan`.
+OLDER = ("cpu-small",)
 README = Path(__file__).parents[2] / "simgpu" / "validation" / "README.md"
 
 
@@ -26,7 +28,7 @@ def test_shipped_recordings_have_every_method_20_steps_and_their_machine(name: s
     assert recording.machine.device and recording.machine.date and recording.machine.versions["pytorch"]
     assert len({case.model for case in recording.cases}) == 3 and len(recording.cases) == 6
     for case in recording.cases:
-        assert list(case.runs) == list(Method)
+        assert [*case.runs] == [method for method in Method if method is not Method.PLAN or name not in OLDER]
         assert all(len(run.step_ns) >= 20 and run.spans for run in case.runs.values())
         assert case.trace.saved
 

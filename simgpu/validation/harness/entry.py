@@ -53,12 +53,12 @@ def record_cases(
     force: measure the machine and record the cases again.
     say: receives progress messages.
 
-    A method that runs out of memory is listed in `simgpu.validation.measured.Case.absent`; a case whose trace runs out
-    of memory is listed in `Recorded.left_out`.
+    A method that runs out of memory, and one without a plan, is listed in `simgpu.validation.measured.Case.absent`; a
+    case whose trace runs out of memory is listed in `Recorded.left_out`.
 
     Raises `InputError` for invalid arguments, an unavailable device, a folder that cannot be written, a folder with
     another machine's recording or with cases of other settings, and a model that cannot run; `MissingExtraError`
-    without PyTorch.
+    without PyTorch or SciPy.
 
     >>> record_cases("mine", [], repetitions=0)
     Traceback (most recent call last):
@@ -68,6 +68,8 @@ def record_cases(
     _check_counts({"repetitions": repetitions, "warmup": warmup}, seed)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("running models on a device", "torch", "record")
+    if importlib.util.find_spec("scipy") is None:
+        raise MissingExtraError("planning", "scipy", "calibrate")
     check_folder(target, foreign_files)
     _check_machine(target, () if not force else [plan.name for plan in plans])
     recorded = {} if force else _recorded_cases(target, plans, repetitions, warmup, seed)
@@ -84,7 +86,7 @@ def record_cases(
                     say(f"{plan.name}: already recorded")
                     cases.append(recorded[plan.name])
                     continue
-                result = CaseSession(plan, opened, repetitions, warmup, seed, say).run()
+                result = CaseSession(plan, machine, opened, repetitions, warmup, seed, say).run()
                 if isinstance(result, str):
                     left_out[plan.name] = result
                     continue

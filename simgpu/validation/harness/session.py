@@ -19,11 +19,13 @@ from simgpu.recorder import record
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.session import no_garbage_collection, own_random_state
 from simgpu.recorder.workload import Workload, find_factory, make_workload
+from simgpu.torch.plan import Plan
 from simgpu.trace.model import Trace
 from simgpu.validation.devices import Device
 from simgpu.validation.harness.cases import CasePlan
+from simgpu.validation.harness.halfway import plan_halfway
 from simgpu.validation.managed.methods import managed
-from simgpu.validation.measured import Case, MeasuredRun, Method
+from simgpu.validation.measured import Case, MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.timelines.recording import record_timeline
 
 
@@ -32,6 +34,7 @@ class CaseSession:
     """Records one case on a device."""
 
     plan: CasePlan
+    machine: MeasuredMachine
     device: Device
     repetitions: int
     warmup: int
@@ -45,10 +48,15 @@ class CaseSession:
         if isinstance(trace, str):
             return trace
         operators = {kernel.op for kernel in trace.kernels}
-        runs, absent = {}, {}
+        runs: dict[Method, MeasuredRun] = {}
+        absent: dict[Method, str] = {}
         for method in Method:
             self.say(f"{self.plan.name}: {method}")
-            result = self._or_shortage(partial(self._run, method, operators))
+            applied = self._applied(trace, runs) if method is Method.PLAN else None
+            if isinstance(applied, str):
+                absent[method] = applied
+                continue
+            result = self._or_shortage(partial(self._run, method, operators, applied))
             if isinstance(result, str):
                 absent[method] = result
             else:
@@ -82,7 +90,13 @@ class CaseSession:
         )
         return replace(trace, name=self.plan.name)
 
-    def _run(self, method: Method, operators: set[str]) -> MeasuredRun:
+    def _applied(self, trace: Trace, runs: Mapping[Method, MeasuredRun]) -> Plan | str:
+        """The plan of the case, or the reason if there is none."""
+        if Method.PLAIN not in runs:
+            return "nothing can be planned without a plain run"
+        return plan_halfway(self.machine, trace, runs[Method.PLAIN])
+
+    def _run(self, method: Method, operators: set[str], plan: Plan | None) -> MeasuredRun:
         """Runs a method on a new model, with the same weights and data every time."""
         with own_random_state(self.device.torch_device, self.seed):
             workload = make_workload(self.plan.model, self._factory(), self.plan.batch).to(self.device.torch_device)
@@ -96,6 +110,7 @@ class CaseSession:
                 warmup=self.warmup,
                 repetitions=self.repetitions,
                 operators=operators,
+                plan=plan,
             )
 
     def _factory(self) -> Callable[..., Any]:
@@ -157,17 +172,19 @@ def run_method(
     warmup: int,
     repetitions: int,
     operators: Collection[str],
+    plan: Plan | None = None,
 ) -> MeasuredRun:
     """Measures a model's training step under a method.
 
     warmup: steps before the timed ones.
     repetitions: timed steps.
     operators: operators of the model's trace, for the timeline.
+    plan: of `Method.PLAN`.
 
     The steps for peak memory and for the timeline come after the timed ones, so that they do not slow them down.
     Garbage collection is off, as during the recording of the trace, so that memory does not depend on when it runs.
     """
-    with managed(method, workload, device, settings) as run, no_garbage_collection():
+    with managed(method, workload, device, settings, plan) as run, no_garbage_collection():
 
         def step() -> None:
             run.step(optimizer)
@@ -180,7 +197,7 @@ def run_method(
         d2h_bytes, h2d_bytes = run.take_copied()
         spans = record_timeline(device, step, operators)
     return MeasuredRun(
-        method, dict(settings), times, peak.peak_bytes, peak.initial_bytes, d2h_bytes, h2d_bytes, tuple(spans)
+        method, dict(settings), times, peak.peak_bytes, peak.initial_bytes, d2h_bytes, h2d_bytes, tuple(spans), plan
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs training iterations under one memory management method: plain, checkpointing, or one of two offloads."""
+"""Runs training iterations under one memory management method: plain, checkpointing, one of two offloads, or a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.recorder.iteration import NoWatcher, run_iteration
 from simgpu.recorder.workload import Workload
+from simgpu.torch.applying import applied
 from simgpu.torch.offload import AsyncOffload
+from simgpu.torch.plan import Plan
 from simgpu.torch.transfers import Copied, Tally
 from simgpu.validation.devices import Device
 from simgpu.validation.managed.by_size import BySize
@@ -27,6 +29,7 @@ _KNOWN: dict[Method, tuple[str, ...]] = {
     Method.CHECKPOINT: ("blocks",),
     Method.SAVE_ON_CPU: (),
     Method.ASYNC_OFFLOAD: ("prefetch", "stash", "min_bytes"),
+    Method.PLAN: (),
 }
 
 
@@ -52,7 +55,9 @@ class Managed:
 
 
 @contextmanager
-def managed(method: Method, workload: Workload, device: Device, settings: Mapping[str, Any]) -> Iterator[Managed]:
+def managed(
+    method: Method, workload: Workload, device: Device, settings: Mapping[str, Any], plan: Plan | None = None
+) -> Iterator[Managed]:
     """Runs a workload on the device under one method inside the context.
 
     If the device computes deterministically, the weights equal those after plain steps, bit for bit. Under
@@ -61,7 +66,8 @@ def managed(method: Method, workload: Workload, device: Device, settings: Mappin
 
     settings: all parameters of the counterpart: ``blocks`` (module paths) for `Method.CHECKPOINT`; ``prefetch``,
     ``stash`` (blocks) and ``min_bytes`` for `Method.ASYNC_OFFLOAD`; none for the others.
-    Raises `InputError` for other settings and for unknown module paths.
+    plan: of `Method.PLAN`, which needs one.
+    Raises `InputError` for other settings, for unknown module paths, and for a plan of another model.
     """
     check_settings(method, settings)
     tally = Tally()
@@ -75,6 +81,11 @@ def managed(method: Method, workload: Workload, device: Device, settings: Mappin
         prefetch, stash = settings["prefetch"], settings["stash"]
         yield Managed(workload, tally, AsyncOffload(device, tally, choice, prefetch=prefetch, stash=stash).step)
         device.synchronize()
+    elif method is Method.PLAN:
+        assert plan is not None
+        with applied(plan, workload.module, tally, device):
+            yield Managed(workload, tally, nullcontext)
+            device.synchronize()
     else:
         yield Managed(workload, tally, nullcontext)
 
