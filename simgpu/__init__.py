@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from simgpu.importers.snapshot.load import load_snapshot
     from simgpu.papers.reproduce import reproduce
     from simgpu.papers.reproduction import Reproduction
+    from simgpu.plans.compiled.recording import record_compiled
     from simgpu.plans.entry import plan
     from simgpu.policies.registry import policy_names
     from simgpu.recorder import record
@@ -96,6 +97,7 @@ _NAMES = {
     "simgpu.policies.registry": ("policy_names",),
     "simgpu.recorder": ("record",),
     "simgpu.recorder.requests": ("record_requests",),
+    "simgpu.plans.compiled.recording": ("record_compiled",),
     "simgpu.recorder.step.entry": ("record_step",),
     "simgpu.report.writing": ("write_report",),
     "simgpu.simulation.config": ("RunConfig",),
@@ -153,6 +155,7 @@ __all__ = [
     "profile_snapshots",
     "read_plan",
     "record",
+    "record_compiled",
     "record_requests",
     "record_step",
     "reproduce",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,13 @@ from simgpu.cli.model_options import input_option, optimizer_option
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
 from simgpu.cli.suggestions import nodes, policies, suggest
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.recorder import BUILT_IN_MODELS
 from simgpu.recorder.inputs import named_inputs
+
+if TYPE_CHECKING:
+    from simgpu.plans.compiled.step import CompiledStep
+    from simgpu.trace.model import Trace
 
 _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 
@@ -26,6 +31,13 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 24GB. Default: all of the node's.")
 @optimizer_option
 @input_option
+@click.option(
+    "--execute",
+    type=click.Choice(["eager", "compile"]),
+    default="eager",
+    show_default=True,
+    help="Whether the model runs operator by operator or compiled by torch.compile.",
+)
 @click.option("--here", is_flag=True, help="Run the model on this machine's CPU, and plan for that.")
 @click.option("--offload/--no-offload", default=True, show_default=True, help="Whether tensors may go to the host.")
 @click.option(
@@ -46,6 +58,7 @@ def make(
     budget: str | None,
     optimizer: str,
     inputs: tuple[str, ...],
+    execute: str,
     here: bool,
     offload: bool,
     policy: str | None,
@@ -69,29 +82,29 @@ def make(
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
     simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
+    simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB --execute compile
     """
+    from simgpu.plans.compiled.recording import record_compiled
     from simgpu.plans.entry import other_settings
     from simgpu.plans.entry import plan as make_plan
     from simgpu.recorder import record
     from simgpu.trace.folder import load_trace
 
     sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
-    is_trace = Path(model).is_dir()
-    if batch is not None and is_trace:
-        what = f"{batch} is given, and {model} is a recorded trace, which has its own"
-        raise InputError.single("plan", "--batch", what, "leave it out, or give the model")
-    if batch is None and not is_trace:
-        raise InputError.single("plan", "--batch", "it is missing", "give the batch size in samples")
+    _check(model, batch, execute, policy)
     with progress(quiet) as say:
-        if is_trace:
-            trace = load_trace(model)
+        given, gpu = named_inputs(inputs) if inputs else None, None if here else node
+        step: Trace | CompiledStep
+        if batch is None:
+            step = load_trace(model)
+        elif execute == "eager":
+            step = record(model, batch=batch, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
         else:
-            given, gpu = named_inputs(inputs) if inputs else None, None if here else node
-            trace = record(model, batch=batch or 1, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
-        result = make_plan(trace, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
+            step = record_compiled(model, batch=batch, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
+        result = make_plan(step, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
         if settings:
             say("simulating the settings of other frameworks")
-        others = other_settings(trace, node, budget) if settings else []
+        others = other_settings(step, node, budget) if settings else []
     if output is not None:
         result.write(output)
     if as_json:
@@ -102,3 +115,22 @@ def make(
         show_settings(result, others)
     if output is not None:
         click.echo(f"wrote {output}", err=True)
+
+
+def _check(model: str, batch: int | None, execute: str, policy: str | None) -> None:
+    """Raises `InputError` for options that do not go together."""
+    is_trace = Path(model).is_dir()
+    problems = []
+    if batch is not None and is_trace:
+        what = f"{batch} is given, and {model} is a recorded trace, which has its own"
+        problems.append(Problem("plan", "--batch", what, "leave it out, or give the model"))
+    if batch is None and not is_trace:
+        problems.append(Problem("plan", "--batch", "it is missing", "give the batch size in samples"))
+    if execute == "compile" and is_trace:
+        what = f"{model} is a recorded trace, and a compiled model has to be traced by PyTorch"
+        problems.append(Problem("plan", "--execute", what, "give the model"))
+    if execute == "compile" and policy is not None:
+        what = f"{policy} places blocks of operators that run one by one"
+        problems.append(Problem("plan", "--policy", what, "leave it out, or plan with --execute eager"))
+    if problems:
+        raise InputError(problems)

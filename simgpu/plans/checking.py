@@ -37,7 +37,8 @@ _TIMED, _WARM_UP = 5, 2
 _ALLOCATES = "aten::empty"
 
 
-_NOT_REPEATABLE = (
+NOT_COMPARED = "what depends on the device is not compared"
+NOT_REPEATABLE = (
     "Two plain steps from the same weights, data and random numbers give other gradients, so nothing can be said about "
     "those with the plan. If forward counts its calls or draws from a generator of its own, a module that runs again "
     "gives other values, and training with the plan differs."
@@ -85,10 +86,16 @@ def check_plan(
         trainer = make_optimizer(
             find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer, workload.module
         )
-        return _Check(plan, workload, trainer, target, name).run()
+        if plan.graph is None:
+            return Check(plan, workload, trainer, target, name).run()
+        from simgpu.plans.compiled.checking import CompiledCheck
+
+        return CompiledCheck(plan, workload, trainer, target, name).run()
 
 
-class _Check:
+class Check:
+    """The comparisons of a plan, on a device."""
+
     def __init__(
         self, plan: Plan, workload: Workload, optimizer: torch.optim.Optimizer, device: torch.device, name: str
     ) -> None:
@@ -100,21 +107,25 @@ class _Check:
         made = plan.made_for
         self.info = TraceInfo(name, made.batch, str(device), made.format, Origin.RECORDED, "torch")
 
+    def plain(self) -> AbstractContextManager[None]:
+        """The model without the plan."""
+        return nullcontext()
+
     def applied(self) -> AbstractContextManager[None]:
         """The plan around the model."""
         return applied(self.plan, self.workload.module, self.tally)
 
     def run(self) -> PlanCheck:
         """All comparisons."""
-        findings, notes = list(self._gradients()), []
+        findings, notes = list(self.gradients()), []
         if findings[0].agrees is None:
-            notes.append(_NOT_REPEATABLE)
+            notes.append(NOT_REPEATABLE)
         plain = recorded(self.workload, self.optimizer, self.device, self.info)
         candidate = None
         try:
             candidate = candidate_of(self.plan, plain)
         except InputError as error:
-            notes.append(f"what depends on the device is not compared: {error}")
+            notes.append(f"{NOT_COMPARED}: {error}")
         # A recording of saved tensors takes the place of their offload.
         resident = self.plan.model_copy(update={"offload": ()})
         with applied(resident, self.workload.module):
@@ -128,11 +139,11 @@ class _Check:
         findings += self._copies(copied)
         if candidate is not None:
             findings += self._structure(candidate, actual, saved)
-        findings += self._times()
+        findings += self.times()
         return PlanCheck(tuple(findings), tuple(notes))
 
-    def _gradients(self) -> Iterator[Finding]:
-        plain, again = self._of_step(nullcontext()), self._of_step(nullcontext())
+    def gradients(self) -> Iterator[Finding]:
+        plain, again = self._of_step(self.plain()), self._of_step(self.plain())
         with_plan = self._of_step(self.applied())
         if not plain.equals(again):
             yield Finding("loss and gradients", "those of a plain step", "unknown: two plain steps differ", None)
@@ -174,10 +185,10 @@ class _Check:
         live = trail_of(plain_framework(graph), graph).peak
         yield Finding("peak memory", format_bytes(peak), format_bytes(live), peak == live)
 
-    def _times(self) -> Iterator[Finding]:
+    def times(self) -> Iterator[Finding]:
         predicted = self.plan.predicted
         for what, planned, around in (
-            ("step time, plain", predicted.plain_step_ns, nullcontext()),
+            ("step time, plain", predicted.plain_step_ns, self.plain()),
             ("step time, with the plan", predicted.step_ns, self.applied()),
         ):
             with around:

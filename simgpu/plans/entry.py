@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.bounds import time_lower_bound
-from simgpu.hardware.nodes import load_node
+from simgpu.errors import InputError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
 from simgpu.plans.following import follow
+from simgpu.plans.making import made_for, no_plan, node_and_budget, reserved, unrestricted
 from simgpu.plans.projections import Projection, projections
 from simgpu.plans.regions import Steps
 from simgpu.plans.search import Search, smallest
-from simgpu.simulation.run import simulate
-from simgpu.torch.plan import KeptResult, MadeFor, OffloadedTensor, Plan, Predicted, RecomputedModule
+from simgpu.torch.plan import KeptResult, OffloadedTensor, Plan, Predicted, RecomputedModule
 from simgpu.torch.types import tensor_type
 from simgpu.trace.check import check_trace
-from simgpu.trace.model import BlockKind, Trace
-from simgpu.units import format_bytes, parse_bytes
+from simgpu.trace.model import Trace
+
+if TYPE_CHECKING:
+    from simgpu.plans.compiled.step import CompiledStep
 
 _UNLIMITED = 1 << 60
-_EXPANDABLE = "expandable_segments:True"
 
 
 def plan(
-    trace: Trace,
+    trace: Trace | CompiledStep,
     node: NodeSpec | str | Path,
     budget: int | str | None = None,
     *,
@@ -43,7 +42,10 @@ def plan(
     Modules may keep only their inputs, and single results of theirs, and run again in backward; what is saved elsewhere
     may be offloaded. The plan's lower bound holds for all such plans.
 
-    trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when. budget: bytes or
+    Of a compiled model, operators of forward may run again in backward; nothing is offloaded, no policy is followed.
+
+    trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when; or a step of a
+    compiled model, by `simgpu.record_compiled`. budget: bytes or
     a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
     whether to run policy `joint`, which no way of running restricts, as well. policy: instead of a search, follow the
     decisions of this policy, as far as PyTorch can. progress: receives a line of text at a time.
@@ -51,7 +53,11 @@ def plan(
     Raises `InputError` for a trace without what autograd saves, for a policy that does more than place blocks, and
     where no plan fits; `OutOfMemoryError` if the policy does not fit.
     """
-    chosen, limit = _node_and_budget(node, budget)
+    chosen, limit = node_and_budget(node, budget)
+    if not isinstance(trace, Trace):
+        from simgpu.plans.compiled.entry import plan_compiled  # needs PyTorch
+
+        return plan_compiled(trace, chosen, limit, compare=compare, progress=progress)
     _check(trace)
     steps = Steps(trace)
     choices = Choices(steps, offload=offload)
@@ -62,9 +68,9 @@ def plan(
     else:
         candidate, followed = follow(choices, policy, chosen, limit, progress)
     base = Candidate(steps).run(chosen, _UNLIMITED)
-    any_step, any_bound = _unrestricted(trace, chosen, limit, progress) if compare else (None, None)
+    any_step, any_bound = unrestricted(trace, chosen, limit, progress) if compare else (None, None)
     result = candidate.run(chosen, limit)
-    reserved, notes = _reserved(candidate, chosen, limit)
+    reserved_bytes, notes = reserved(candidate.planned.trace, candidate.policy, chosen, limit)
     return Plan(
         made_for=made_for(trace),
         execute="eager",
@@ -86,7 +92,7 @@ def plan(
             d2h_bytes=result.metrics.copied_bytes.get("d2h", 0),
             h2d_bytes=result.metrics.copied_bytes.get("h2d", 0),
             bound_ns=bound,
-            reserved_bytes=reserved,
+            reserved_bytes=reserved_bytes,
             any_step_ns=any_step,
             any_bound_ns=any_bound,
         ),
@@ -100,70 +106,24 @@ def _found(
     """The fastest candidate of a search, and its lower bound."""
     found = Search(choices, node, budget, progress).run()
     if found is None:
-        raise _no_plan(smallest(choices, node).peak, choices.steps.trace, budget)
+        raise no_plan(smallest(choices, node).peak, choices.steps.trace, budget)
     return found.candidate, found.bound_ns
 
 
-def other_settings(trace: Trace, node: NodeSpec | str | Path, budget: int | str | None = None) -> list[Projection]:
+def other_settings(
+    trace: Trace | CompiledStep, node: NodeSpec | str | Path, budget: int | str | None = None
+) -> list[Projection]:
     """For each of some frameworks its fastest setting that fits, simulated: what it costs against a plan.
 
-    The arguments are those of `plan`.
+    The arguments are those of `plan`. Of a compiled model: PyTorch's own solvers of the partitioner, with their budget.
     """
-    chosen, limit = _node_and_budget(node, budget)
+    chosen, limit = node_and_budget(node, budget)
+    if not isinstance(trace, Trace):
+        from simgpu.plans.compiled.own_solvers import own_solvers  # needs PyTorch
+
+        return own_solvers(trace, limit)
     _check(trace)
     return projections(Steps(trace), chosen, limit)
-
-
-def _node_and_budget(node: NodeSpec | str | Path, budget: int | str | None) -> tuple[NodeSpec, int]:
-    chosen = node if isinstance(node, NodeSpec) else load_node(node)
-    try:
-        limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
-    except ValueError as error:
-        raise InputError.single("plan", "budget", str(error), "give a size such as 24GB") from None
-    if limit <= 0:
-        raise InputError.single("plan", "budget", f"{budget} is no memory", "give a size such as 24GB")
-    return chosen, limit
-
-
-def made_for(trace: Trace) -> MadeFor:
-    """What identifies the iteration that a plan is for."""
-    weights = [block for block in trace.blocks if block.kind is BlockKind.WEIGHT]
-    info = trace.info
-    return MadeFor(
-        model=info.model,
-        batch=info.batch,
-        format=info.format,
-        device=info.device,
-        origin=str(info.origin),
-        digest=digest(trace),
-        parameters={each.id: tensor_type(each.dtype or "", each.shape or ()) for each in weights},
-    )
-
-
-def digest(trace: Trace) -> str:
-    """SHA-256 of what a plan depends on: operators, what they access, sizes, saved tensors and calls; not times."""
-    text = hashlib.sha256()
-    for kernel in trace.kernels:
-        text.update(repr((kernel.op, kernel.phase.value, kernel.layer, kernel.reads, kernel.writes)).encode())
-    for block in trace.blocks:
-        text.update(repr((block.id, block.bytes, block.kind.value, block.release)).encode())
-    for row in (*trace.saved, *trace.modules):
-        text.update(repr(row).encode())
-    return text.hexdigest()
-
-
-def _reserved(candidate: Candidate, node: NodeSpec, budget: int) -> tuple[int | None, tuple[str, ...]]:
-    """What PyTorch's caching allocator reserves within the budget, and a note if it needs other settings, or fails."""
-    trace, policy = candidate.planned.trace, candidate.policy
-    for settings in (None, _EXPANDABLE):
-        try:
-            run = simulate(trace, node, policy, budget=budget, pool="caching", allocator=settings)
-        except OutOfMemoryError:
-            continue
-        note = f"memory fragments: set PYTORCH_CUDA_ALLOC_CONF={settings}, or give a smaller budget"
-        return run.metrics.reserved_bytes, (note,) if settings else ()
-    why = "PyTorch's caching allocator runs out of memory within the budget, with expandable segments too"
-    return None, (f"the tensors fit, but {why}: give a smaller budget",)
 
 
 def _check(trace: Trace) -> None:
@@ -212,29 +172,3 @@ def _offloaded(candidate: Candidate) -> tuple[OffloadedTensor, ...]:
             result.append(OffloadedTensor(module=module, type=kind, number=seen[kind], block=row.block, bytes=size))
         seen[kind] += 1
     return tuple(result)
-
-
-def _unrestricted(
-    trace: Trace, node: NodeSpec, budget: int, progress: Callable[[str], None]
-) -> tuple[int | None, int | None]:
-    """Step time of policy `joint`, and the lower bound of its placements."""
-    progress("running policy joint, which nothing restricts")
-    try:
-        step = simulate(trace, node, "joint", budget=budget).iteration_ns
-    except OutOfMemoryError:
-        step = None
-    return step, time_lower_bound(trace, node, budget=budget).ns
-
-
-def _no_plan(least: int, trace: Trace, budget: int) -> InputError:
-    """The error where no plan fits: how much the smallest needs, and what of it no plan can move."""
-    held: Counter[str] = Counter()
-    for block in trace.blocks:
-        if block.persistent:
-            held[block.kind.value.replace("_", " ")] += block.bytes
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in held.most_common() if size)
-    what = f"no plan fits into {format_bytes(budget)}: the smallest peak of a plan is {format_bytes(least)}"
-    if held.total() > budget // 2:
-        what += f", of which {format_bytes(held.total())} are there before the step begins ({parts})"
-    remedy = "a plan moves saved tensors only: give more memory, a smaller batch, or fewer bytes of weights and states"
-    return InputError.single(trace.name or trace.info.model, "budget", what, remedy)

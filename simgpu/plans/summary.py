@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from simgpu.torch.plan import OffloadedTensor, Plan, RecomputedModule
+from simgpu.torch.plan import CompiledGraph, OffloadedTensor, Plan, RecomputedModule
 from simgpu.units import format_bytes, format_time
 
 #: A bound that is missed by less than this part counts as reached.
@@ -22,6 +22,8 @@ def summary(plan: Plan) -> list[str]:
     '0-2, 5'
     """
     lines = [*_recomputed(plan.recompute), *_offloaded(plan.offload)]
+    if plan.graph is not None:
+        lines += _of_graph(plan.graph)
     if plan.offload:
         lines.append(f"prefetch {plan.prefetch} blocks ahead; at most {plan.stash} are under way to the host")
     return [*(lines or ["keep everything"]), *plan.notes]
@@ -41,13 +43,16 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     with_plan, plain = format_time(cost.step_ns), format_time(cost.plain_step_ns)
     result.append(("step time", f"{with_plan}; without the plan {plain} ({slower:+.1%})"))
     if cost.bound_ns is not None:
-        result.append(("lower bound", _distance(cost.step_ns, cost.bound_ns, "of plans that run operator by operator")))
+        of = "of plans that run operator by operator" if plan.graph is None else "of plans for the compiled graph"
+        result.append(("lower bound", _distance(cost.step_ns, cost.bound_ns, of)))
     if cost.any_step_ns is not None:
         result.append(("unrestricted", f"policy joint: {format_time(cost.any_step_ns)}"))
     if cost.any_bound_ns is not None:
         result.append(("", _distance(cost.step_ns, cost.any_bound_ns, "of all placements")))
     again = f"{cost.recomputed_kernels} operators again, {format_time(cost.recompute_ns)}"
     result.append(("recomputed", again))
+    if plan.graph is not None:
+        result.append(("saved", f"{plan.graph.saved_tensors} tensors, {format_bytes(plan.graph.saved_bytes)}"))
     if cost.d2h_bytes or cost.h2d_bytes:
         result.append(("copied", f"{format_bytes(cost.d2h_bytes)} to the host, {format_bytes(cost.h2d_bytes)} back"))
     return result
@@ -68,6 +73,23 @@ def _recomputed(modules: Sequence[RecomputedModule]) -> Iterable[str]:
     for (pattern, kept_text), members in groups.items():
         keeps = f", keep the results of {kept_text}" if kept_text else ""
         yield f"recompute {pattern}{_numbers(pattern, [each.module for each in members])}{keeps}"
+
+
+def _of_graph(graph: CompiledGraph) -> Iterable[str]:
+    """The operators that run again, by kind of module."""
+    if not graph.is_planned:
+        yield "compile as without a plan, which fits"
+        return
+    ops: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in graph.again:
+        ops[each.module][each.op.rpartition("::")[2]] += 1
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for module, counts in ops.items():
+        text = ", ".join(op if count == 1 else f"{count} {op}" for op, count in sorted(counts.items()))
+        groups[_NUMBER.sub("*", module), text].append(module)
+    for (pattern, text), members in groups.items():
+        yield f"in {pattern or 'the model'}{_numbers(pattern, members)} run again {text}"
+    yield "save all else that backward needs"
 
 
 def _offloaded(tensors: Sequence[OffloadedTensor]) -> Iterable[str]:

@@ -32,7 +32,6 @@ from simgpu.recorder.watching import watch
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
 
-
 #: A context around a model while it runs, in which it may be compiled.
 Around = Callable[[torch.nn.Module], AbstractContextManager[None]]
 

@@ -31,6 +31,7 @@ class Applicable(Protocol):
     offload: Any
     prefetch: int
     stash: int
+    graph: Any
 
 
 class Applied(ContextDecorator):
@@ -59,6 +60,12 @@ def applied(
     tally: counts the copied bytes. copies: what copies; by default the streams of the model's device.
     """
     check_model(plan, model)
+    if plan.graph is not None:
+        from simgpu.torch.graphs import graph_applied  # PyTorch's compiler takes long to import
+
+        with graph_applied(plan.made_for.model, plan.graph, model):
+            yield
+        return
     keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
     with ExitStack() as stack:
         stack.enter_context(regions_applied(model, keeps, plan.calls))
@@ -84,6 +91,8 @@ def check_model(plan: Applicable, model: nn.Module) -> None:
     inner = getattr(model, "module", None)
     if isinstance(inner, nn.Module) and all(name.startswith("module.") for name in own):
         remedy = "apply the plan to the module that is wrapped (model.module)"
+    if hasattr(model, "_orig_mod"):
+        remedy = "give the model as it is before torch.compile (model._orig_mod)"
     problems = []
     for name, kind in plan.made_for.parameters.items():
         if name not in own:

@@ -24,6 +24,7 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch import config as functorch_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver
+from torch.utils.checkpoint import CheckpointPolicy
 
 from simgpu.errors import InputError
 from simgpu.torch.patching import replaced_forward
@@ -34,6 +35,8 @@ Settings = Callable[[], AbstractContextManager[Any]]
 _ROOT = re.compile(r"^L\['[^']*'\]\.?|^L__self__[._]*")
 _PART = re.compile(r"\._modules\['([^']*)'\]")
 _VERSIONS = 10**6
+#: Where PyTorch marks nodes that checkpointing has decided about.
+_MARK = "recompute"
 #: Kernels of fused attention are named after the device and the library; a plan is for any of them.
 _ATTENTION = re.compile(r"_scaled_dot_product_\w*attention\w*")
 
@@ -49,11 +52,11 @@ class GraphOperator(NamedTuple):
         return f"{self.module or 'the model'}: {self.op} {self.number}"
 
 
-def operators(forward: Iterable[fx.Node]) -> dict[str, GraphOperator]:
-    """The operators of a graph's forward, in order, by the names of its nodes."""
+def operators(nodes: Iterable[fx.Node]) -> dict[str, GraphOperator]:
+    """The operators of a graph, in order, by the names of its nodes."""
     seen: Counter[tuple[str, str]] = Counter()
     result = {}
-    for node in forward:
+    for node in nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             key = module_of(node), _ATTENTION.sub("scaled_dot_product_attention", node.target._schema.name)
             result[node.name] = GraphOperator(*key, seen[key])
@@ -81,7 +84,7 @@ def modules_of(known: Iterable[GraphOperator]) -> dict[str, str]:
 class PlannedPartition(CustomKnapsackSolver):
     """Answers PyTorch's partitioner with a plan's choice.
 
-    modules: as `modules_of`, of the plan's graph. again: the operators that run again of those that PyTorch bans.
+    modules: as `modules_of`, of the plan's graph. again: the operators that run again in backward.
     refusal: the error of a graph that the plan is not for.
     """
 
@@ -94,36 +97,96 @@ class PlannedPartition(CustomKnapsackSolver):
     def __call__(
         self, memory: list[float], joint_graph: fx.Graph, max_memory: float, node_info: Any, banned: Sequence[fx.Node]
     ) -> tuple[list[int], list[int]]:
-        known = operators(node for node in joint_graph.nodes if node_info.is_required_fw(node))
-        self._check(known, banned)
-        again = [place for place, node in enumerate(banned) if known.get(node.name) in self._again]
-        saved = [place for place in range(len(banned)) if place not in set(again)]
-        return saved, again
+        known = operators(joint_graph.nodes)
+        self._check(known)
+        return answered(joint_graph, node_info, banned, [name for name, each in known.items() if each in self._again])
 
     def uuid(self) -> str:
         """Identifies the choice, for PyTorch's caches of compiled code."""
         return hashlib.sha256(repr((sorted(self._modules.items()), sorted(self._again))).encode()).hexdigest()
 
     def settings(self) -> AbstractContextManager[Any]:
-        """A context in which PyTorch's partitioner asks."""
-        # With a number, it would not ask where it saves less than its inputs' size; no comparison with NaN is true.
-        return compiling(activation_memory_budget=math.nan, activation_memory_budget_solver=self)
+        """A context in which a model is compiled by the plan."""
+        return asking(self)
 
-    def _check(self, known: Mapping[str, GraphOperator], banned: Sequence[fx.Node]) -> None:
+    def _check(self, known: Mapping[str, GraphOperator]) -> None:
         own = modules_of(known.values())
         place = next((each for each in (*self._modules, *own) if self._modules.get(each) != own.get(each)), None)
-        missing = self._again - {known.get(node.name) for node in banned}
-        if place is not None:
-            counts = [(each.get(place) or "0").partition(" ")[0] for each in (own, self._modules)]
-            what = f"its graph has {counts[0]} operators, and {counts[1]} in the plan"
-            what = "its graph has other operators than in the plan" if counts[0] == counts[1] else what
-        elif missing:
-            place, what = str(min(missing)), "this version of PyTorch does not let a solver decide about it"
-        else:
+        if place is None:
             return
+        counts = [(each.get(place) or "0").partition(" ")[0] for each in (own, self._modules)]
+        what = f"its graph has {counts[0]} operators, and {counts[1]} in the plan"
+        what = "its graph has other operators than in the plan" if counts[0] == counts[1] else what
         remedy = "make the plan anew with `simgpu plan --execute compile`"
         self.refusal = InputError.single(f"plan for {self._model}", place or "the model", what, remedy)
         raise self.refusal
+
+
+def answered(
+    graph: fx.Graph, info: Any, banned: Sequence[fx.Node], again: Collection[str]
+) -> tuple[list[int], list[int]]:
+    """What a solver answers so that the nodes named in `again` run again, and no other: those saved, those run again.
+
+    The partitioner asks about banned operators only. What the others do is said by the marks with which it follows
+    selective checkpointing. Operators that backward alone needs run there. info: what the partitioner knows of nodes.
+    """
+    names = frozenset(again)
+    for node in graph.nodes:
+        is_operator = isinstance(node.target, torch._ops.OpOverload)
+        if node.name in names or (is_operator and info.is_unclaimed(node)):
+            node.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
+        elif is_operator and not _is_view(node.target):
+            node.meta[_MARK] = CheckpointPolicy.MUST_SAVE
+    chosen = [place for place, node in enumerate(banned) if node.name in names]
+    return [place for place, node in enumerate(banned) if node.name not in names], chosen
+
+
+def unmark(graph: fx.Graph) -> None:
+    """Removes the marks of `answered`."""
+    for node in graph.nodes:
+        node.meta.pop(_MARK, None)
+
+
+def asking(solver: CustomKnapsackSolver) -> AbstractContextManager[Any]:
+    """A context in which a model is compiled, and PyTorch's partitioner asks a solver."""
+    # With a number, it would not ask where it saves less than its inputs' size; no comparison with NaN is true.
+    return compiling(activation_memory_budget=math.nan, activation_memory_budget_solver=solver)
+
+
+def _is_view(target: torch._ops.OpOverload) -> bool:
+    return any(each.alias_info is not None for each in target._schema.returns)
+
+
+@contextmanager
+def graph_applied(name: str, graph: Any, model: nn.Module, *, one_by_one: bool = False) -> Iterator[None]:
+    """Compiles a model by a plan inside the context. graph: the `CompiledGraph` of a plan for model `name`.
+
+    Raises `InputError` for another version of PyTorch, whose graphs may differ, and for a compiled model.
+    """
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
+        remedy = "give the model as it is before torch.compile"
+        raise InputError.single(f"plan for {name}", "model", "it is compiled already, and the plan compiles it", remedy)
+    if release() != graph.torch:
+        what = f"it was made with PyTorch {graph.torch}, and this is {release()}"
+        raise InputError.single(f"plan for {name}", "graph.torch", what, "make the plan anew with this version")
+    if not graph.is_planned:
+        with graphs_applied(model, usual, one_by_one=one_by_one):
+            yield
+        return
+    again = [GraphOperator(each.module, each.op, each.number) for each in graph.again]
+    partition = PlannedPartition(name, graph.modules, again)
+    with graphs_applied(model, partition.settings, one_by_one=one_by_one, refusal=lambda: partition.refusal):
+        yield
+
+
+def usual() -> AbstractContextManager[Any]:
+    """A context in which a model is compiled as PyTorch does without a budget."""
+    return compiling(activation_memory_budget=1.0)
+
+
+def release() -> str:
+    """The version of PyTorch whose graphs these are, as ``2.13``."""
+    return ".".join(torch.__version__.split(".")[:2])
 
 
 @contextmanager

@@ -51,6 +51,28 @@ class OffloadedTensor(FileModel):
     bytes: Count = Field(description="size of the block")
 
 
+class RepeatedOperator(FileModel):
+    """An operator of a compiled model's forward that runs again in backward."""
+
+    module: str = Field(description="the module that calls it; empty for the model itself")
+    op: str
+    number: Count = Field(description="how many operators of that name the module runs before it")
+
+
+class CompiledGraph(FileModel):
+    """The graph of a compiled model's step, and what of forward runs again in backward; all else is saved.
+
+    Without `is_planned`, PyTorch chooses, as it does without a budget.
+    """
+
+    torch: str = Field(description="the version of PyTorch that traced it")
+    modules: dict[str, str] = Field(description="for each module the number of its operators, and a digest")
+    is_planned: bool
+    again: tuple[RepeatedOperator, ...] = Field(default=(), strict=False)
+    saved_tensors: Count = Field(description="predicted number of tensors that forward saves")
+    saved_bytes: Count = Field(description="their predicted size, views counted whole")
+
+
 class MadeFor(FileModel):
     """The iteration that a plan is for."""
 
@@ -85,7 +107,7 @@ class Plan(FileModel):
 
     schema_: Literal["simgpu.plan/1"] = Field(default="simgpu.plan/1", alias="schema")
     made_for: MadeFor
-    execute: Literal["eager"]
+    execute: Literal["eager", "compile"] = Field(description="whether operators run one by one, or compiled")
     policy: str
     node: str
     budget_bytes: Count
@@ -94,6 +116,7 @@ class Plan(FileModel):
     offload: tuple[OffloadedTensor, ...] = Field(default=(), strict=False)
     prefetch: Count = Field(description="number of blocks fetched ahead of the one that backward needs")
     stash: Count = Field(description="number of offloaded blocks that may still be under way to the host")
+    graph: CompiledGraph | None = Field(default=None, description="of a compiled model")
     predicted: Predicted
     notes: tuple[str, ...] = Field(default=(), strict=False)
 
@@ -102,6 +125,8 @@ class Plan(FileModel):
         for each in self.recompute:
             if each.call >= self.calls.get(each.module, 0):
                 raise ValueError(f"calls: a step calls '{each.module}' more than {each.call} times by `recompute`")
+        if (self.graph is None) == (self.execute == "compile"):
+            raise ValueError("graph: it is there for a compiled model, and only then")
         return self
 
     def apply(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -114,7 +139,8 @@ class Plan(FileModel):
                     optimizer.zero_grad()
 
         Gradients are those of plain steps. Raises `InputError` naming the first difference if the plan is for another
-        model. The model is as before when the context ends, also if it fails.
+        model. The model is as before when the context ends, also if it fails. With ``execute: compile`` the model is
+        compiled inside; give it uncompiled.
         """
         from simgpu.torch.applying import Applied
 

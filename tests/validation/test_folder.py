@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.errors import InputError
-from simgpu.plans.entry import made_for
+from simgpu.plans.making import made_for
 from simgpu.torch.plan import Plan, Predicted
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import write_trace

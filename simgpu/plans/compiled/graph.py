@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,12 +29,15 @@ class Graph:
 
     calls: its kernels, in order. last: by memory, the position of the last kernel that uses it in any view; -1 for what
     no kernel uses. results: the memory of each result, None where it is no tensor. root: by node, its memory.
+    touched: by memory, the nodes that use it, views included, each with the position of the kernel that it is or that
+    comes next.
     """
 
     calls: list[Call] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     results: list[str | None] = field(default_factory=list)
     root: dict[str, str] = field(default_factory=dict)
+    touched: defaultdict[str, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
     def place(self) -> dict[str, int]:
@@ -41,8 +45,12 @@ class Graph:
         return {call.node: place for place, call in enumerate(self.calls)}
 
 
-def graph_of(module: fx.GraphModule) -> Graph:
-    """The calls of a graph. Memory is named after the node that makes it, with a number where it makes several."""
+def graph_of(module: fx.GraphModule, given: Mapping[str, str] | None = None) -> Graph:
+    """The calls of a graph. Memory is named after the node that makes it, with a number where it makes several.
+
+    given: of nodes that another graph ran, the memory there; a graph that is given views of one memory shares it.
+    """
+    known = given or {}
     result = Graph()
     parts: dict[str, tuple[str | None, ...]] = {}
     for node in module.graph.nodes:
@@ -51,7 +59,7 @@ def graph_of(module: fx.GraphModule) -> Graph:
             result.results = [result.root.get(each.name) if isinstance(each, fx.Node) else None for each in outputs]
         elif node.op in ("placeholder", "get_attr"):
             if isinstance(node.meta.get("val"), torch.Tensor):
-                result.root[node.name] = node.name
+                result.root[node.name] = known.get(node.name, node.name)
         elif node.target.__name__ == "getitem":
             made = parts[node.args[0].name][node.args[1]]
             if made is not None:
@@ -59,7 +67,7 @@ def graph_of(module: fx.GraphModule) -> Graph:
         else:
             _add(result, node, parts)
         for used in node.all_input_nodes:
-            _use(result, used, parts)
+            _use(result, node, used, parts)
     return result
 
 
@@ -88,12 +96,15 @@ def _add(result: Graph, node: fx.Node, parts: dict[str, tuple[str | None, ...]])
         result.last.update(dict.fromkeys(new, len(result.calls) - 1))
 
 
-def _use(result: Graph, used: fx.Node, parts: Mapping[str, tuple[str | None, ...]]) -> None:
+def _use(result: Graph, node: fx.Node, used: fx.Node, parts: Mapping[str, tuple[str | None, ...]]) -> None:
     """Notes that the node which has just been added uses another one."""
     roots = [result.root[used.name]] if used.name in result.root else parts.get(used.name, ())
+    count = len(result.calls)
+    is_call = bool(count) and result.calls[-1].node == node.name
     for root in roots:
         if root is not None:
-            result.last[root] = max(result.last.get(root, -1), len(result.calls) - 1)
+            result.last[root] = max(result.last.get(root, -1), count - 1)
+            result.touched[root].append((node.name, count - is_call))
 
 
 def _viewed(node: fx.Node, result: Graph) -> str | None:

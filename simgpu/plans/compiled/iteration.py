@@ -77,7 +77,7 @@ class CompiledIteration:
     @cached_property
     def backward(self) -> Side:
         """Backward's graph in the recorded iteration."""
-        return self._side(graph_of(self.split.backward), self.forward.stop)
+        return self._side(graph_of(self.split.backward, self.forward.graph.root), self.forward.stop)
 
     def planned(self, split: Split) -> Planned:
         """The iteration with another split."""
@@ -121,7 +121,8 @@ class _Splicing:
     def __init__(self, recorded: CompiledIteration, split: Split) -> None:
         self.recorded, self.old = recorded, recorded.trace
         self.first, self.second = recorded.forward, recorded.backward
-        self.forward, self.backward = graph_of(split.forward), graph_of(split.backward)
+        self.forward = graph_of(split.forward)
+        self.backward = graph_of(split.backward, self.forward.root)
         self.given = split.given
         self.results = self.forward.results[: len(self.forward.results) - len(split.saved)]
         self.kernels: list[Kernel] = []
@@ -146,8 +147,8 @@ class _Splicing:
             self._run(call, self.recorded.kernel(call.node, self.second), self.backward_ids, Phase.BACKWARD, mark)
         self.kernels += old[self.second.stop :]
         ends = self._ends(forward_first, backward_first)
-        ids = {**self.backward_ids, **self.forward_ids}
-        memory = {name: each for each, name in ids.items() if name in self.made}
+        named = [*self.backward_ids.items(), *self.forward_ids.items()]
+        memory = {name: each for each, name in named if name in self.made}
         trace = replace(
             self.old,
             kernels=tuple(self.kernels),
@@ -169,10 +170,10 @@ class _Splicing:
     def _name_backward(self) -> None:
         """Names backward's memory: what forward saved, the gradients it is given, and what it makes."""
         for name in self.given:
-            memory = self.forward.root.get(name)
-            known = self.second.block.get(name) if memory is None else self.forward_ids.get(memory)
+            memory = self.backward.root.get(name, name)
+            known = (self.forward_ids if name in self.forward.root else self.second.block).get(memory)
             if known is not None:
-                self.backward_ids[name] = known
+                self.backward_ids[memory] = known
         for call in self.backward.calls:
             for memory in call.writes:
                 if self._is_new_copy(call.node):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
 
-from simgpu.recorder.autocast import replaced
-from simgpu.torch.graphs import GraphOperator, compiling, operators
+from simgpu.torch.graphs import GraphOperator, answered, asking, compiling, operators, unmark
+from simgpu.torch.types import tensor_type
 
 
 class Split(NamedTuple):
@@ -34,6 +33,16 @@ class Split(NamedTuple):
         return tuple(name for name in self.given if not name.startswith("tangents"))
 
     @property
+    def saved_types(self) -> list[tuple[str, int]]:
+        """The number format and shape of each saved tensor, and its size in bytes, in the order of saving."""
+        values = {node.name: node.meta["val"] for node in self.backward.graph.nodes if node.op == "placeholder"}
+        tensors = [values[name] for name in self.saved]
+        return [
+            (tensor_type(str(each.dtype).removeprefix("torch."), each.shape), each.numel() * each.element_size())
+            for each in tensors
+        ]
+
+    @property
     def again(self) -> tuple[str, ...]:
         """The nodes that run in forward and again in backward, in backward's order."""
         first = {node.name for node in self.forward.graph.nodes if node.op == "call_function"}
@@ -47,18 +56,15 @@ class Asked(CustomKnapsackSolver):
 
     def __init__(self, again: Collection[str]) -> None:
         self.again = again
-        self.banned: tuple[fx.Node, ...] = ()
         self.known: dict[str, GraphOperator] = {}
         self.forward: frozenset[str] = frozenset()
 
     def __call__(
         self, memory: list[float], joint_graph: fx.Graph, max_memory: float, node_info: Any, banned: Sequence[fx.Node]
     ) -> tuple[list[int], list[int]]:
-        self.banned = tuple(banned)
         self.forward = frozenset(node.name for node in joint_graph.nodes if node_info.is_required_fw(node))
-        self.known = operators(node for node in joint_graph.nodes if node.name in self.forward)
-        again = [place for place, node in enumerate(banned) if node.name in self.again]
-        return [place for place, node in enumerate(banned) if node.name not in self.again], again
+        self.known = operators(joint_graph.nodes)
+        return answered(joint_graph, node_info, banned, self.again)
 
     def uuid(self) -> None:
         """None: what depends on it is not cached."""
@@ -103,31 +109,21 @@ class Joint(CustomPartitionerFn):
             return Split(*self._split())
 
     def split(self, again: Collection[str]) -> tuple[Split, Asked]:
-        """The split in which these of the operators that PyTorch bans may run again; and what it asked."""
+        """The split in which these nodes run again, and what PyTorch's partitioner asked."""
         asked = Asked(again)
-        patch = {"activation_memory_budget": math.nan, "activation_memory_budget_solver": asked}
-        with functorch_config.patch(patch):
+        with asking(asked):
             return Split(*self._split()), asked
 
-    def chosen_by(self, solver: str, budget: float) -> frozenset[str] | None:
-        """The nodes that one of PyTorch's own solvers, such as ``dp``, lets run again; None if it is not asked.
+    def by_solver(self, solver: str, budget: float) -> Split:
+        """The split by one of PyTorch's own solvers, such as ``dp``.
 
         budget: the part of what is saved without a budget that may be saved, from 0 to 1.
         """
-        chosen: list[frozenset[str]] = []
-        own = partitioners._optimize_runtime_with_given_memory
-
-        def noted(*args: Any) -> tuple[float, list[int], list[int]]:
-            answer: tuple[float, list[int], list[int]] = own(*args)
-            chosen.append(frozenset(args[-1][place].name for place in answer[2] if place < len(args[-1])))
-            return answer
-
-        patch = {"activation_memory_budget": budget, "activation_memory_budget_solver": solver}
-        with functorch_config.patch(patch), replaced(partitioners, "_optimize_runtime_with_given_memory", noted):
-            self._split()
-        return chosen[-1] if chosen else None
+        with functorch_config.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
+            return Split(*self._split())
 
     def _split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         given = {"compiler": "inductor", **self._settings}
-        forward, backward = partitioners.min_cut_rematerialization_partition(self.graph, self._inputs, **given)
+        forward, backward = min_cut_rematerialization_partition(self.graph, self._inputs, **given)
+        unmark(self.graph.graph)
         return forward, backward

@@ -14,29 +14,30 @@ from simgpu.plans.rows import Chosen
 
 #: Running an operator again costs at least this much, in nanoseconds, so that none does without need.
 _NEEDLESS = 0.001
+#: Bytes in one unit of memory, where the least memory is looked for.
+_SCALE = 1 << 20
 
 
 class Answer(NamedTuple):
-    """again: the nodes that run again. bound: no choice within the budget takes less time, nanoseconds."""
+    """again: the nodes that run again. bound: no choice within the budget takes less time, nanoseconds; or, where the
+    least memory was asked for, none needs fewer bytes."""
 
     again: frozenset[str]
     bound: float
 
 
 class Limit(NamedTuple):
-    """At some moment before backward, what is saved of `memories` is at most `bytes`."""
+    """At some moment before backward there is what is saved of `memories`, and `constant` bytes of other memory."""
 
     memories: frozenset[str]
-    bytes: int
+    constant: int
 
 
 class LateLimit(NamedTuple):
-    """While a kernel of backward runs, the memory of forward's kernels is at most `bytes`. node: that kernel. is_exact:
-    whether no choice can have less memory than it says."""
+    """While kernel `node` of backward runs there is memory of forward's kernels, and `constant` bytes of other."""
 
     node: str
-    bytes: int
-    is_exact: bool
+    constant: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Choice:
     """The choice that PyTorch's partitioner leaves: which results of forward are saved, and which run again.
 
     joint: the graph of the whole step. sizes: bytes by memory. times: of kernels in nanoseconds, by node. fixed: nodes
-    that may not run again. in_forward: nodes that forward runs in any case; running others later costs nothing.
+    that may not run again. in_forward: nodes that the model's results need; what others make is not saved.
     """
 
     joint: Graph
@@ -60,24 +61,45 @@ class Choice:
 
     @cached_property
     def forward(self) -> list[Call]:
-        """The kernels that do not depend on gradients of results."""
+        """The kernels before backward's own."""
         return [call for call in self.joint.calls if call.node not in self.late]
 
     @cached_property
+    def again(self) -> frozenset[str]:
+        """The nodes that may run again."""
+        return frozenset(call.node for call in self.made_by.values() if call.node not in self.fixed)
+
+    @cached_property
     def late(self) -> dict[str, int]:
-        """The positions of the kernels that depend on gradients, by node: backward runs them in this order."""
-        nodes = self._late
-        return {call.node: place for place, call in enumerate(self.joint.calls) if call.node in nodes}
+        """The positions of backward's own kernels, by node: it runs them in this order.
+
+        They begin with the first that depends on a gradient of the model's results; what runs again does so in between,
+        where it is first needed.
+        """
+        given = {memory for memory in self.joint.root.values() if memory.startswith("tangents")}
+        calls = self.joint.calls
+        first = next((k for k, call in enumerate(calls) if given.intersection(call.reads)), len(calls))
+        late = enumerate(calls[first:], first)
+        return {call.node: place for place, call in late if call.node not in self.in_forward}
 
     @cached_property
     def uses(self) -> dict[str, tuple[int, ...]]:
-        """The positions of the kernels that depend on gradients and read a memory of forward."""
+        """The positions of backward's own kernels that read a memory of forward."""
         uses: defaultdict[str, list[int]] = defaultdict(list)
         for place, call in enumerate(self.joint.calls):
             if call.node in self.late:
                 for memory in call.reads:
                     uses[memory].append(place)
         return {memory: tuple(places) for memory, places in uses.items() if memory in self.made_by}
+
+    @cached_property
+    def touches(self) -> dict[str, tuple[int, ...]]:
+        """As `uses`, also of views: what they view is there before the kernel that comes next."""
+        first = min(self.late.values(), default=len(self.joint.calls))
+        return {
+            memory: tuple(k for node, k in self.joint.touched[memory] if k >= first and node not in self.in_forward)
+            for memory in self.made_by
+        }
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
@@ -89,23 +111,12 @@ class Choice:
         return {memory: tuple(nodes) for memory, nodes in readers.items() if memory in self.made_by}
 
     @cached_property
-    def _late(self) -> frozenset[str]:
-        """The kernels that depend on gradients of the model's results."""
-        late = {memory for memory in self.joint.root.values() if memory.startswith("tangents")}
-        nodes = set()
-        for call in self.joint.calls:
-            if late.intersection(call.reads):
-                nodes.add(call.node)
-                late.update(call.writes)
-        return frozenset(nodes)
-
-    @cached_property
     def needed(self) -> tuple[str, ...]:
         """The memory of forward that kernels of backward read."""
         return tuple(self.uses)
 
     def run_again(self, saved: Collection[str]) -> frozenset[str]:
-        """The nodes that run again if this memory is saved."""
+        """The nodes that run in backward if this memory is saved."""
         again: set[str] = set()
         waiting = [memory for memory in self.needed if memory not in saved]
         while waiting:
@@ -115,9 +126,16 @@ class Choice:
                 waiting += [memory for memory in call.reads if memory in self.made_by and memory not in saved]
         return frozenset(again)
 
-    def least(self, limits: Collection[Limit | LateLimit]) -> Answer | None:
-        """The choice that takes the least time within the limits; None where there is none."""
-        program = _Program(self)
+    def may_be_saved(self, memory: str) -> bool:
+        """Whether a memory of forward can be saved."""
+        return self.made_by[memory].node in self.in_forward
+
+    def least(self, limits: Collection[Limit | LateLimit], budget: int | None) -> Answer | None:
+        """The choice that takes the least time within the budget at all limits; None where there is none.
+
+        budget: bytes; None for the choice that needs the least memory at the limits.
+        """
+        program = _Program(self, budget)
         for limit in limits:
             program.late(limit) if isinstance(limit, LateLimit) else program.limit(limit)
         solved = solve(program.program)
@@ -125,12 +143,13 @@ class Choice:
             return None
         memories = list(self.made_by)
         saved = {memories[each.number] for each in solved.chosen}
-        return Answer(self.run_again(saved), solved.bound)
+        return Answer(self.run_again(saved), solved.bound * (_SCALE if budget is None else 1))
 
 
 @dataclass
 class _Program:
     choice: Choice
+    budget: int | None
     program: IntegerProgram = field(default_factory=IntegerProgram)
 
     def __post_init__(self) -> None:
@@ -139,14 +158,13 @@ class _Program:
             self._may_run_again(call)
         for memory in self.choice.needed:
             self.program.row(self._there(memory), 1.0)
+        if self.budget is None:
+            self._peak = self.program.number("peak")
+            self.program.cost[self._peak] = 1.0
 
     def limit(self, limit: Limit) -> None:
         """Requires memory to be within a limit."""
-        scale = max(limit.bytes, 1)
-        row: dict[int, float] = {}
-        for memory in limit.memories:
-            row[self._saved(memory)] = -self.choice.sizes[memory] / scale
-        self.program.row(row, -limit.bytes / scale)
+        self._within({self._saved(memory): self.choice.sizes[memory] for memory in limit.memories}, limit.constant)
 
     def late(self, limit: LateLimit) -> None:
         """Requires the memory of forward's kernels to be within a limit while a kernel of backward runs.
@@ -154,9 +172,9 @@ class _Program:
         Memory that a later kernel reads is there if it is saved, or has been made again by then. Other memory is there
         if it is saved and a kernel that reads it has yet to run again.
         """
-        place, scale = self.choice.late[limit.node], max(limit.bytes, 1)
+        place = self.choice.late[limit.node]
         done = self._run_by(place)
-        row: dict[int, float] = {}
+        sizes: dict[int, int] = {}
         for memory, call in self.choice.made_by.items():
             column = self.program.number(("there", memory, place), 1.0)
             if any(use >= place for use in self.choice.uses.get(memory, ())):
@@ -169,8 +187,19 @@ class _Program:
                     if reader in done:
                         terms[done[reader]] = terms.get(done[reader], 0.0) + 1.0
                     self.program.row(terms, -1.0)
-            row[column] = -self.choice.sizes[memory] / scale
-        self.program.row(row, -limit.bytes / scale)
+            sizes[column] = self.choice.sizes[memory]
+        self._within(sizes, limit.constant)
+
+    def _within(self, sizes: Mapping[int, int], constant: int) -> None:
+        """Requires memory to be within the budget, or the number that is minimized to be at least the memory."""
+        room = max((self.budget or 0) - constant, 1)
+        scale = _SCALE if self.budget is None else room
+        row = {column: -size / scale for column, size in sizes.items()}
+        if self.budget is None:
+            row[self._peak] = 1.0
+            self.program.row(row, constant / scale)
+        else:
+            self.program.row(row, (constant - self.budget) / scale)
 
     def _run_by(self, place: int) -> dict[str, int]:
         """By node, a number that is at least 1 if it has run again when a kernel of backward runs.
@@ -180,7 +209,7 @@ class _Program:
         done: dict[str, int] = {}
         for call in reversed(self.choice.forward):
             made = [memory for memory in call.writes if self.choice.made_by.get(memory) is call]
-            if any(use <= place for memory in made for use in self.choice.uses.get(memory, ())):
+            if any(touch <= place for memory in made for touch in self.choice.touches[memory]):
                 done[call.node] = self._again(call.node)
                 continue
             before = [(m, r) for m in made for r in self.choice.readers.get(m, ()) if r in done]
@@ -191,6 +220,8 @@ class _Program:
         return done
 
     def _saved(self, memory: str) -> int:
+        if not self.choice.may_be_saved(memory):
+            return self.program.number("never", 0.0)
         return self.program.binary(Chosen("saved", self.number[memory]))
 
     def _again(self, node: str) -> int:
@@ -204,7 +235,7 @@ class _Program:
         """A kernel that runs again costs its time, and needs what it reads."""
         column = self._again(call.node)
         time = self.choice.times.get(call.node, 0) if call.node in self.choice.in_forward else 0
-        self.program.cost[column] = float(time) + _NEEDLESS
+        self.program.cost[column] = 0.0 if self.budget is None else float(time) + _NEEDLESS
         for memory in call.reads:
             if memory in self.number:
                 row = self._there(memory)

@@ -1,8 +1,8 @@
 """The search for the split of a compiled step that takes the least time within a budget.
 
 An integer program chooses what is saved and what runs again (`program.py`); PyTorch's partitioner makes a split of that
-choice, whose iteration is built and looked at where it exceeds the budget. That adds a limit, until a split fits. The
-splits of PyTorch's own solvers are tried too, and at last whether one operator less has to run again.
+choice, whose iteration is built and looked at where it exceeds the budget. That adds a limit, until a split fits. At
+last it is tried whether one operator less has to run again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from simgpu.plans.compiled.program import LateLimit, Limit
 from simgpu.plans.compiled.step import CompiledStep
 from simgpu.policies.common.framework import plain_framework
 
-#: Programs that are solved, and splits that are tried to run one operator less again: of graphs up to so many operators,
-#: and of larger ones, whose splits take seconds each.
-_LARGE, _ROUNDS, _ROUNDS_OF_LARGE, _LESS, _LESS_OF_LARGE = 2000, 24, 8, 48, 4
-#: PyTorch's own solvers, and the budgets that they are tried with.
-_SOLVERS, _BUDGETS = ("dp", "ilp"), tuple(n / 10 for n in range(1, 10))
+#: Programs that are solved, and splits that are tried to run one operator less again: of graphs up to so many
+#: operators, and of larger ones, whose splits take seconds each.
+_LARGE, _ROUNDS, _ROUNDS_OF_LARGE, _LESS, _LESS_OF_LARGE = 2000, 24, 8, 24, 4
+#: A smallest peak is looked for until it is this close to what an integer program says.
+_SMALLEST_GAP = 0.002
 
 
 class Tried(NamedTuple):
@@ -62,7 +62,6 @@ class CompiledSearch:
     budget: int
     progress: Callable[[str], None] = lambda text: None
     _known: dict[frozenset[str] | None, Tried] = field(default_factory=dict)
-    _exact: list[LateLimit] = field(default_factory=list)
 
     @cached_property
     def usual(self) -> Tried:
@@ -74,7 +73,8 @@ class CompiledSearch:
         if self.usual.peak > self.budget:
             self.progress("planning the compiled step")
             self._program()
-            self._solvers()
+            if self._best() is None:
+                self.smallest()
             self._less()
         best = self._best()
         if best is None:
@@ -82,14 +82,20 @@ class CompiledSearch:
         return FoundSplit(best, min(self.lower_bound(), best.time_ns), len(self._known))
 
     def smallest(self) -> Tried:
-        """The split with the smallest peak among those that were tried."""
+        """The split with the smallest peak that was found."""
+        for _ in range(self._rounds):
+            answer = self.step.choice.least(self._limits, None)
+            if answer is None:
+                break
+            tried = self._try(answer.again)
+            if tried.peak <= answer.bound * (1 + _SMALLEST_GAP) or not self._add_limit(tried):
+                break
         return min(self._known.values(), key=lambda each: each.peak)
 
     def lower_bound(self) -> int:
         """No split within the budget is faster: while the loss is computed, all that is saved is in memory."""
-        again = self.usual.planned.again
-        least = self.usual.time_ns - sum(map(self.step.iteration.time_ns, again))
-        answer = self.step.choice.least([self._at_loss, *self._exact])
+        least = self._time_of(frozenset())
+        answer = self.step.choice.least(self._limits, self.budget)
         return least if answer is None else least + int(answer.bound)
 
     def _best(self) -> Tried | None:
@@ -97,41 +103,55 @@ class CompiledSearch:
         return min(fitting, key=lambda each: (each.time_ns, each.peak), default=None)
 
     def _program(self) -> None:
-        """Tries the answers of integer programs, with a limit more each time."""
-        limits: list[Limit | LateLimit] = [self._at_loss]
-        for _ in range(_ROUNDS if self._is_small else _ROUNDS_OF_LARGE):
-            answer = self.step.choice.least(limits)
+        """Tries the answers of integer programs, with a limit more each time.
+
+        While something runs again it also needs what only other reruns use. That is not in the program: where a split
+        exceeds the budget at a moment that has a limit, the program gets less memory.
+        """
+        budget = self.budget
+        for _ in range(self._rounds):
+            answer = self.step.choice.least(self._limits, budget)
             if answer is None:
                 break
             tried = self._try(answer.again)
             if tried.peak <= self.budget:
                 break
-            limit = self._limit(tried)
-            if isinstance(limit, LateLimit) and limit.is_exact:
-                self._exact.append(limit)
-            limits.append(limit)
-        self._try(frozenset(node.name for node in self.step.asked.banned))
+            if not self._add_limit(tried):
+                budget -= tried.peak - self.budget
 
-    def _solvers(self) -> None:
-        """Tries what PyTorch's own solvers choose, where that could be faster."""
-        for solver in _SOLVERS:
-            for budget in _BUDGETS if self._is_small else _BUDGETS[1::3]:
-                again = self.step.joint.chosen_by(solver, budget)
-                if again is not None:
-                    self._try(again)
+    def _add_limit(self, tried: Tried) -> bool:
+        """Adds a limit at the moment at which a split needs the most memory, if there is none."""
+        limit = self._limit(tried)
+        is_new = limit not in self._limits
+        if is_new:
+            self._limits.append(limit)
+        return is_new
+
+    @property
+    def _rounds(self) -> int:
+        return _ROUNDS if self._is_small else _ROUNDS_OF_LARGE
+
+    @cached_property
+    def _limits(self) -> list[Limit | LateLimit]:
+        return [self._at_loss]
 
     def _less(self) -> None:
         """Tries to run one operator less again, the longest first."""
         left = _LESS if self._is_small else _LESS_OF_LARGE
         best = self._best()
         while best is not None and best.again and left > 0:
-            before, again = best, best.again.intersection(best.planned.again)
+            before, again = best, best.again
             for node in sorted(again, key=lambda each: (-self.step.choice.times.get(each, 0), each))[:left]:
                 left -= 1
                 self._try(again - {node})
             best = self._best()
             if best is before:
                 break
+
+    def _time_of(self, again: frozenset[str]) -> int:
+        """The step's time if these nodes run again."""
+        times, usual = self.step.iteration.time_ns, self.usual
+        return usual.time_ns + sum(map(times, again)) - sum(map(times, usual.planned.again))
 
     @property
     def _is_small(self) -> bool:
@@ -148,7 +168,7 @@ class CompiledSearch:
         most = max(usual.trail.bytes[max(stop - 1, 0) : planned.second + 1])
         results = set(planned.results)
         memories = frozenset(memory for memory in choice.made_by if memory not in results)
-        return Limit(memories, self.budget - most + sum(choice.sizes[memory] for memory in saved))
+        return Limit(memories, most - sum(choice.sizes[memory] for memory in saved & memories))
 
     def _limit(self, tried: Tried) -> Limit | LateLimit:
         """A limit from the moment at which a split needs the most memory."""
@@ -158,16 +178,16 @@ class CompiledSearch:
             last = planned.graphs[0].last
             saved = {m for m in _live(planned, place) if planned.first + last.get(m, -1) < place}
             memories = frozenset(saved & choice.made_by.keys())
-            return Limit(memories, self.budget - tried.peak + sum(sizes[each] for each in memories))
+            return Limit(memories, tried.peak - sum(sizes[each] for each in memories))
         calls = planned.graphs[1].calls
         late = (k for k in range(place - planned.second, len(calls)) if calls[k].node in choice.late)
         then = next(late, None)
         if then is None:
             then = max(k for k, call in enumerate(calls) if call.node in choice.late)
         # While something runs again, it also needs what only other reruns use; that is not in the program.
-        memories = frozenset(set(_live(planned, planned.second + then)) & choice.made_by.keys())
-        room = self.budget - tried.peak + sum(sizes[each] for each in memories)
-        return LateLimit(calls[then].node, room, then == place - planned.second)
+        here = planned.second + then
+        live = set(_live(planned, here)) & choice.made_by.keys()
+        return LateLimit(calls[then].node, tried.trail.bytes[here] - sum(sizes[each] for each in live))
 
     def _try(self, again: frozenset[str]) -> Tried:
         if again not in self._known:

@@ -1,0 +1,76 @@
+"""Compares a plan for a compiled model with what PyTorch does: its graphs run operator by operator, in both cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.plans.candidate import trail_of
+from simgpu.plans.checking import NOT_COMPARED, NOT_REPEATABLE, Check
+from simgpu.plans.compiled.iteration import CompiledIteration
+from simgpu.plans.compiled.partitions import Joint
+from simgpu.plans.outcome import Finding, PlanCheck
+from simgpu.plans.rebuilt import check_iteration
+from simgpu.plans.recorded import recorded
+from simgpu.policies.common.framework import plain_framework
+from simgpu.recorder.layers import LOSS
+from simgpu.torch.graphs import GraphOperator, graph_applied, graphs_applied, usual
+from simgpu.torch.types import tensor_type
+from simgpu.trace.model import Trace
+from simgpu.units import format_bytes
+
+
+class CompiledCheck(Check):
+    """The comparisons of a plan for a compiled model."""
+
+    def plain(self) -> AbstractContextManager[None]:
+        """The compiled model without the plan."""
+        return graphs_applied(self.workload.module, usual, one_by_one=True)
+
+    def applied(self) -> AbstractContextManager[None]:
+        """The plan around the model."""
+        graph, made = self.plan.graph, self.plan.made_for
+        return graph_applied(made.model, graph, self.workload.module, one_by_one=True)
+
+    def run(self) -> PlanCheck:
+        """All comparisons."""
+        findings, notes = list(self.gradients()), []
+        if findings[0].agrees is None:
+            notes.append(NOT_REPEATABLE)
+        joint = Joint()
+        with graphs_applied(self.workload.module, joint.settings, one_by_one=True):
+            plain = self._recorded()
+        try:
+            check_iteration(self.plan, plain)
+        except InputError as error:
+            notes.append(f"{NOT_COMPARED}: {error}")
+        else:
+            with self.applied():
+                actual = self._recorded()
+            findings += self._compiled(CompiledIteration(plain, joint.usual()), joint, actual)
+        return PlanCheck((*findings, *self.times()), tuple(notes))
+
+    def _recorded(self) -> Trace:
+        return recorded(self.workload, self.optimizer, self.device, self.info)
+
+    def _compiled(self, iteration: CompiledIteration, joint: Joint, actual: Trace) -> Iterator[Finding]:
+        """What the recordings show: saved tensors, operators, peak memory."""
+        graph = self.plan.graph
+        assert graph is not None
+        split = iteration.split
+        if graph.is_planned:
+            known = joint.split(())[1].known
+            again = {GraphOperator(each.module, each.op, each.number) for each in graph.again}
+            split = joint.split([node for node, each in known.items() if each in again])[0]
+        planned = iteration.planned(split)
+        rows = sorted(kind for kind, _ in split.saved_types)
+        own = sorted(tensor_type(row.dtype or "", row.shape or ()) for row in actual.saved if row.layer != LOSS)
+        yield Finding("saved tensors", f"{graph.saved_tensors}", f"{len(own)}", rows == own)
+        ops, ran = ([kernel.op for kernel in each.kernels] for each in (planned.trace, actual))
+        added = len(ran) - len(ops) + len(planned.again)
+        yield Finding("operators run again", f"{self.plan.predicted.recomputed_kernels}", f"{added}", ops == ran)
+        task = TaskGraph.of(actual)
+        peak, live = self.plan.predicted.peak_bytes, trail_of(plain_framework(task), task).peak
+        yield Finding("peak memory", format_bytes(peak), format_bytes(live), peak == live)
