@@ -127,15 +127,16 @@ def answered(
 ) -> tuple[list[int], list[int]]:
     """What a solver answers so that the nodes named in `again` run again, and no other: those saved, those run again.
 
-    The partitioner asks about banned operators only. What the others do is said by the marks with which it follows
-    selective checkpointing. Operators that backward alone needs run there. info: what the partitioner knows of nodes.
+    The partitioner asks about banned operators only. What others of forward do is said by the marks with which it
+    follows selective checkpointing. Of operators that only backward needs, it decides. info: what it knows of nodes.
     """
     names = frozenset(again)
     for node in graph.nodes:
-        is_operator = isinstance(node.target, torch._ops.OpOverload)
-        if node.name in names or (is_operator and info.is_unclaimed(node)):
+        if not info.is_required_fw(node) or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.name in names:
             node.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
-        elif is_operator and not _is_view(node.target):
+        elif not _is_view(node.target):
             node.meta[_MARK] = CheckpointPolicy.MUST_SAVE
     chosen = [place for place, node in enumerate(banned) if node.name in names]
     return [place for place, node in enumerate(banned) if node.name not in names], chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,15 +28,12 @@ class Graph:
 
     calls: its kernels, in order. last: by memory, the position of the last kernel that uses it in any view; -1 for what
     no kernel uses. results: the memory of each result, None where it is no tensor. root: by node, its memory.
-    touched: by memory, the nodes that use it, views included, each with the position of the kernel that it is or that
-    comes next.
     """
 
     calls: list[Call] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     results: list[str | None] = field(default_factory=list)
     root: dict[str, str] = field(default_factory=dict)
-    touched: defaultdict[str, list[tuple[str, int]]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
     def place(self) -> dict[str, int]:
@@ -67,7 +63,7 @@ def graph_of(module: fx.GraphModule, given: Mapping[str, str] | None = None) -> 
         else:
             _add(result, node, parts)
         for used in node.all_input_nodes:
-            _use(result, node, used, parts)
+            _use(result, used, parts)
     return result
 
 
@@ -96,15 +92,12 @@ def _add(result: Graph, node: fx.Node, parts: dict[str, tuple[str | None, ...]])
         result.last.update(dict.fromkeys(new, len(result.calls) - 1))
 
 
-def _use(result: Graph, node: fx.Node, used: fx.Node, parts: Mapping[str, tuple[str | None, ...]]) -> None:
+def _use(result: Graph, used: fx.Node, parts: Mapping[str, tuple[str | None, ...]]) -> None:
     """Notes that the node which has just been added uses another one."""
     roots = [result.root[used.name]] if used.name in result.root else parts.get(used.name, ())
-    count = len(result.calls)
-    is_call = bool(count) and result.calls[-1].node == node.name
     for root in roots:
         if root is not None:
-            result.last[root] = max(result.last.get(root, -1), count - 1)
-            result.touched[root].append((node.name, count - is_call))
+            result.last[root] = max(result.last.get(root, -1), len(result.calls) - 1)
 
 
 def _viewed(node: fx.Node, result: Graph) -> str | None:

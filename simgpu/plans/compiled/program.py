@@ -45,7 +45,8 @@ class Choice:
     """The choice that PyTorch's partitioner leaves: which results of forward are saved, and which run again.
 
     joint: the graph of the whole step. sizes: bytes by memory. times: of kernels in nanoseconds, by node. fixed: nodes
-    that may not run again. in_forward: nodes that the model's results need; what others make is not saved.
+    that may not run again. in_forward: nodes that the model's results need; others, which only backward needs, may run
+    there or, at forward's end, for their results to be saved.
     """
 
     joint: Graph
@@ -61,7 +62,7 @@ class Choice:
 
     @cached_property
     def forward(self) -> list[Call]:
-        """The kernels before backward's own."""
+        """The kernels that do not depend on gradients."""
         return [call for call in self.joint.calls if call.node not in self.late]
 
     @cached_property
@@ -71,35 +72,42 @@ class Choice:
 
     @cached_property
     def late(self) -> dict[str, int]:
-        """The positions of backward's own kernels, by node: it runs them in this order.
+        """The positions of the kernels that depend on gradients of the model's results, by node, in backward's order.
 
-        They begin with the first that depends on a gradient of the model's results; what runs again does so in between,
-        where it is first needed.
+        Kernels that run again do so where they are first needed.
         """
         given = {memory for memory in self.joint.root.values() if memory.startswith("tangents")}
-        calls = self.joint.calls
-        first = next((k for k, call in enumerate(calls) if given.intersection(call.reads)), len(calls))
-        late = enumerate(calls[first:], first)
-        return {call.node: place for place, call in late if call.node not in self.in_forward}
+        late = {}
+        for place, call in enumerate(self.joint.calls):
+            if given.intersection(call.reads):
+                late[call.node] = place
+                given.update(call.writes)
+        return late
+
+    @cached_property
+    def placed(self) -> dict[str, int]:
+        """The positions of kernels that neither depend on gradients nor are needed by the model's results, by node.
+
+        Backward runs those whose results are not saved, in this order. Those that are before all that depends on
+        gradients run again where they are first needed, as others do.
+        """
+        first = min(self.late.values(), default=len(self.joint.calls))
+        calls = enumerate(self.joint.calls)
+        return {
+            call.node: place
+            for place, call in calls
+            if place > first and call.node not in self.late and call.node not in self.in_forward
+        }
 
     @cached_property
     def uses(self) -> dict[str, tuple[int, ...]]:
-        """The positions of backward's own kernels that read a memory of forward."""
+        """The positions of the kernels that depend on gradients and read a memory of forward."""
         uses: defaultdict[str, list[int]] = defaultdict(list)
         for place, call in enumerate(self.joint.calls):
             if call.node in self.late:
                 for memory in call.reads:
                     uses[memory].append(place)
         return {memory: tuple(places) for memory, places in uses.items() if memory in self.made_by}
-
-    @cached_property
-    def touches(self) -> dict[str, tuple[int, ...]]:
-        """As `uses`, also of views: what they view is there before the kernel that comes next."""
-        first = min(self.late.values(), default=len(self.joint.calls))
-        return {
-            memory: tuple(k for node, k in self.joint.touched[memory] if k >= first and node not in self.in_forward)
-            for memory in self.made_by
-        }
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
@@ -125,10 +133,6 @@ class Choice:
                 again.add(call.node)
                 waiting += [memory for memory in call.reads if memory in self.made_by and memory not in saved]
         return frozenset(again)
-
-    def may_be_saved(self, memory: str) -> bool:
-        """Whether a memory of forward can be saved."""
-        return self.made_by[memory].node in self.in_forward
 
     def least(self, limits: Collection[Limit | LateLimit], budget: int | None) -> Answer | None:
         """The choice that takes the least time within the budget at all limits; None where there is none.
@@ -183,12 +187,18 @@ class _Program:
                     self.program.row({column: 1.0, done[call.node]: -1.0}, 0.0)
             else:
                 for reader in self.choice.readers.get(memory, ()):
-                    terms = {column: 1.0, self._saved(memory): -1.0, self._again(reader): -1.0}
-                    if reader in done:
-                        terms[done[reader]] = terms.get(done[reader], 0.0) + 1.0
-                    self.program.row(terms, -1.0)
+                    self._waits(column, self._saved(memory), reader, done)
+                    if call.node in done and self.choice.placed.get(reader, -1) > place:
+                        self._waits(column, done[call.node], reader, done)
             sizes[column] = self.choice.sizes[memory]
         self._within(sizes, limit.constant)
+
+    def _waits(self, column: int, there: int, reader: str, done: Mapping[str, int]) -> None:
+        """Requires memory that is there to be kept for a kernel that reads it, and has yet to run."""
+        terms = {column: 1.0, there: -1.0, self._again(reader): -1.0}
+        if reader in done:
+            terms[done[reader]] = terms.get(done[reader], 0.0) + 1.0
+        self.program.row(terms, -1.0)
 
     def _within(self, sizes: Mapping[int, int], constant: int) -> None:
         """Requires memory to be within the budget, or the number that is minimized to be at least the memory."""
@@ -208,8 +218,12 @@ class _Program:
         """
         done: dict[str, int] = {}
         for call in reversed(self.choice.forward):
+            if call.node in self.choice.placed:
+                if self.choice.placed[call.node] <= place:
+                    done[call.node] = self._again(call.node)
+                continue
             made = [memory for memory in call.writes if self.choice.made_by.get(memory) is call]
-            if any(touch <= place for memory in made for touch in self.choice.touches[memory]):
+            if any(use <= place for memory in made for use in self.choice.uses.get(memory, ())):
                 done[call.node] = self._again(call.node)
                 continue
             before = [(m, r) for m in made for r in self.choice.readers.get(m, ()) if r in done]
@@ -220,8 +234,6 @@ class _Program:
         return done
 
     def _saved(self, memory: str) -> int:
-        if not self.choice.may_be_saved(memory):
-            return self.program.number("never", 0.0)
         return self.program.binary(Chosen("saved", self.number[memory]))
 
     def _again(self, node: str) -> int:
@@ -236,8 +248,13 @@ class _Program:
         column = self._again(call.node)
         time = self.choice.times.get(call.node, 0) if call.node in self.choice.in_forward else 0
         self.program.cost[column] = 0.0 if self.budget is None else float(time) + _NEEDLESS
+        is_extra = call.node not in self.choice.in_forward
         for memory in call.reads:
             if memory in self.number:
                 row = self._there(memory)
                 row[column] = row.get(column, 0.0) - 1.0
                 self.program.row(row, 0.0)
+                if is_extra:  # forward runs it only where all that it reads runs there alone
+                    for made in (each for each in call.writes if each in self.number):
+                        again = self._again(self.choice.made_by[memory].node)
+                        self.program.row({self._saved(made): -1.0, again: -1.0}, -1.0)

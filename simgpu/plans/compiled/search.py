@@ -25,6 +25,8 @@ from simgpu.policies.common.framework import plain_framework
 _LARGE, _ROUNDS, _ROUNDS_OF_LARGE, _LESS, _LESS_OF_LARGE = 2000, 24, 8, 24, 4
 #: A smallest peak is looked for until it is this close to what an integer program says.
 _SMALLEST_GAP = 0.002
+#: The program's memory is narrowed down to this part of the budget.
+_NARROW = 0.003
 
 
 class Tried(NamedTuple):
@@ -108,16 +110,21 @@ class CompiledSearch:
         While something runs again it also needs what only other reruns use. That is not in the program: where a split
         exceeds the budget at a moment that has a limit, the program gets less memory.
         """
-        budget = self.budget
+        budget, least, most = self.budget, 0, None
         for _ in range(self._rounds):
             answer = self.step.choice.least(self._limits, budget)
-            if answer is None:
+            tried = None if answer is None else self._try(answer.again)
+            if tried is not None and tried.peak > self.budget and self._add_limit(tried):
+                continue
+            if tried is not None and tried.peak > self.budget:
+                most = budget
+                lower = budget - (tried.peak - self.budget)
+                budget = lower if lower > least else (least + most) // 2
+            elif most is None or most - budget < self.budget * _NARROW:
                 break
-            tried = self._try(answer.again)
-            if tried.peak <= self.budget:
-                break
-            if not self._add_limit(tried):
-                budget -= tried.peak - self.budget
+            else:
+                least = budget
+                budget = (least + most) // 2
 
     def _add_limit(self, tried: Tried) -> bool:
         """Adds a limit at the moment at which a split needs the most memory, if there is none."""
@@ -165,7 +172,7 @@ class CompiledSearch:
         stop = planned.first + len(planned.graphs[0].calls)
         roots = (planned.graphs[0].root.get(name) for name in usual.split.saved)
         saved = {memory for memory in roots if memory in choice.made_by}
-        most = max(usual.trail.bytes[max(stop - 1, 0) : planned.second + 1])
+        most = max(usual.trail.bytes[stop : planned.second] or usual.trail.bytes[stop : stop + 1])
         results = set(planned.results)
         memories = frozenset(memory for memory in choice.made_by if memory not in results)
         return Limit(memories, most - sum(choice.sizes[memory] for memory in saved & memories))
@@ -175,8 +182,10 @@ class CompiledSearch:
         planned, sizes, choice = tried.planned, self.step.choice.sizes, self.step.choice
         place = tried.trail.bytes.index(tried.peak)
         if place < planned.second:
-            last = planned.graphs[0].last
-            saved = {m for m in _live(planned, place) if planned.first + last.get(m, -1) < place}
+            # What operators that only backward needs keep until forward's end is not in the program.
+            calls = enumerate(planned.graphs[0].calls, planned.first)
+            last = {m: k for k, call in calls if call.node in choice.in_forward for m in (*call.reads, *call.writes)}
+            saved = {m for m in _live(planned, place) if last.get(m, -1) < place}
             memories = frozenset(saved & choice.made_by.keys())
             return Limit(memories, tried.peak - sum(sizes[each] for each in memories))
         calls = planned.graphs[1].calls

@@ -1,0 +1,273 @@
+"""Plans for compiled models: PyTorch's partitioner does what was planned, and the graphs run as predicted."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain, combinations
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+
+import torch
+from torch import nn
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.plans.candidate import trail_of
+from simgpu.plans.checking import check_plan
+from simgpu.plans.compiled.own_solvers import SOLVERS, each_budget
+from simgpu.plans.compiled.recording import record_compiled
+from simgpu.plans.compiled.search import CompiledSearch
+from simgpu.plans.compiled.step import CompiledStep
+from simgpu.plans.entry import other_settings, plan
+from simgpu.policies.common.framework import plain_framework
+from simgpu.recorder.session import Session
+from simgpu.torch.graphs import PlannedPartition, graphs_applied, modules_of
+from simgpu.torch.plan import Plan
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import Trace
+from tests.plans.models import MODELS
+
+#: Where a budget lies between the smallest peak that is found and that without a plan.
+PARTS = (0.0, 0.1, 0.3, 0.6, 0.9)
+
+
+def layers(batch: int) -> tuple[Any, ...]:
+    """A few layers, so that all choices can be tried."""
+    model = nn.Sequential(*(part for _ in range(3) for part in (nn.Linear(16, 16), nn.ReLU())), nn.Linear(16, 4))
+    return model, torch.randn(batch, 16), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
+
+
+@cache
+def step_of(name: str, batch: int = 16) -> CompiledStep:
+    return record_compiled(MODELS.get(name, layers), batch=batch)
+
+
+def between(step: CompiledStep, part: float) -> int:
+    search = CompiledSearch(step, 0)
+    most = search.usual.peak
+    least = search.smallest().peak
+    return least + int((most - least) * part)
+
+
+def recorded_with(name: str, batch: int, partition: PlannedPartition) -> Trace:
+    """The iteration as PyTorch runs it with a choice of what runs again."""
+
+    def around(model: nn.Module) -> Any:
+        return graphs_applied(model, partition.settings, one_by_one=True)
+
+    factory = MODELS.get(name, layers)
+    return Session(factory, batch, "cpu", 1, 1, 0, "sgd", 0, False, "", lambda text: None, around=around).run()
+
+
+def lives(trace: Trace) -> list[tuple[int, int, int]]:
+    """Size, birth and end of each block that the iteration makes."""
+    place = {kernel.id: k for k, kernel in enumerate(trace.kernels)}
+    born: dict[str, int] = {}
+    for k, kernel in enumerate(trace.kernels):
+        for name in kernel.writes:
+            born.setdefault(name, k)
+    made = (block for block in trace.blocks if not block.persistent)
+    return sorted((each.bytes, born.get(each.id, -1), place.get(each.release or "", len(place))) for each in made)
+
+
+def expect_the_iteration(name: str, shares: tuple[float, ...]) -> None:
+    step = step_of(name, 2)
+    draw = random.Random(name)
+    known = step.asked.known
+    for share in shares:
+        saved = {memory for memory in step.choice.made_by if draw.random() > share}
+        again = step.choice.run_again(saved) - set(step.choice.fixed)
+        planned = step.iteration.planned(step.joint.split(again)[0])
+        operators = [known[node] for node in again if node in step.choice.in_forward]
+        actual = recorded_with(name, 2, PlannedPartition(name, modules_of(known.values()), operators))
+        assert check_trace(planned.trace) == []
+        assert [kernel.op for kernel in planned.trace.kernels] == [kernel.op for kernel in actual.kernels]
+        assert lives(planned.trace) == lives(actual)
+
+
+@pytest.mark.parametrize("name", ["se-resnet", "gpt-dropout"])
+def test_the_iteration_is_what_pytorch_runs(name: str) -> None:
+    expect_the_iteration(name, (0.5,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_the_iteration_is_what_pytorch_runs_for_every_model(name: str) -> None:
+    expect_the_iteration(name, (0.0, 0.2, 0.5, 0.8, 1.0))
+
+
+def peak_of(trace: Trace) -> int:
+    graph = TaskGraph.of(trace)
+    return trail_of(plain_framework(graph), graph).peak
+
+
+def all_choices(step: CompiledStep) -> Iterator[tuple[int, int]]:
+    """Peak and time of every choice of what is saved."""
+    can = [memory for memory, call in step.choice.made_by.items() if call.node in step.choice.in_forward]
+    subsets = chain.from_iterable(combinations(can, count) for count in range(len(can) + 1))
+    for again in {step.choice.run_again(saved) for saved in subsets}:
+        trace = step.iteration.planned(step.joint.split(again)[0]).trace
+        yield peak_of(trace), trace.compute_ns
+
+
+def test_the_search_finds_the_best_of_all_choices() -> None:
+    step = step_of("layers", 4096)
+    choices = sorted(all_choices(step))
+    assert len({peak for peak, _ in choices}) > 3
+    for budget in sorted({peak for peak, _ in choices}):
+        best = min(time for peak, time in choices if peak <= budget)
+        found = CompiledSearch(step, budget).run()
+        assert found is not None and found.tried.peak <= budget
+        assert found.bound_ns <= best <= found.tried.time_ns
+        assert found.tried.time_ns == best
+
+
+@pytest.mark.parametrize("name", ["gpt", "unet"])
+def test_no_split_is_better_than_the_program_allows(name: str) -> None:
+    step = step_of(name, 2)
+    draw, search = random.Random(1), CompiledSearch(step, 0)
+    for share in (0.2, 0.5, 0.8):
+        saved = {memory for memory in step.choice.made_by if draw.random() > share}
+        search._add_limit(search._try(step.choice.run_again(saved) - set(step.choice.fixed)))
+    search.smallest()
+    for tried in search._known.values():
+        search.budget = tried.peak
+        assert search.lower_bound() <= tried.time_ns
+        assert step.choice.least(search._limits, tried.peak) is not None
+
+
+def expect_agreement(name: str, parts: tuple[float, ...]) -> None:
+    step = step_of(name)
+    for part in parts:
+        made = plan(step, "v100", between(step, part))
+        result = check_plan(made, MODELS[name])
+        assert [each for each in result.findings if each.agrees is False] == []
+        assert result["loss and gradients"].found == "the same bits"
+        assert result["peak memory"].agrees and not result.notes
+        assert made.predicted.peak_bytes <= made.budget_bytes
+        assert made.graph is not None and made.graph.is_planned and made.graph.again
+
+
+@pytest.mark.parametrize("name", ["convnet", "autoencoder"])
+def test_pytorch_does_what_was_planned(name: str) -> None:
+    expect_agreement(name, (0.3,))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_pytorch_does_what_was_planned_for_every_model(name: str) -> None:
+    expect_agreement(name, PARTS)
+
+
+def expect_at_least_as_good_as_pytorch(name: str) -> None:
+    """At the peak of each answer of PyTorch's own solvers, no more time."""
+    step = step_of(name)
+    own = {(each.peak, each.time_ns) for solver in SOLVERS for each in each_budget(step, solver)}
+    for peak, time_ns in own:
+        found = CompiledSearch(step, peak).run()
+        assert found is not None and found.tried.time_ns <= (time_ns or 0)
+
+
+def test_no_solver_of_pytorch_recomputes_less_at_the_same_peak() -> None:
+    expect_at_least_as_good_as_pytorch("inception")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", MODELS)
+def test_no_solver_of_pytorch_recomputes_less_at_the_same_peak_on_any_model(name: str) -> None:
+    expect_at_least_as_good_as_pytorch(name)
+
+
+def equal_layers(batch: int) -> tuple[Any, ...]:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(32)), nn.Linear(32, 4))
+    return model, torch.randn(batch, 32), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
+
+
+def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
+    step = record_compiled(equal_layers, batch=512)
+    peaks = []
+    for part in (0.05, 0.15, 0.4, 0.7, 1.0):
+        budget = between(step, part)
+        peaks.append(plan(step, "v100", budget).predicted.peak_bytes)
+        assert peaks[-1] <= budget
+    assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
+    assert {each.framework for each in other_settings(step, "v100", between(step, 0.5))} == {"PyTorch"}
+
+
+def planned_layers() -> Plan:
+    step = step_of("layers", 4096)
+    return plan(step, "v100", between(step, 0.0))
+
+
+def gradients(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+    inputs, labels, loss = batch
+    model.zero_grad(set_to_none=True)
+    loss(model(inputs), labels).backward()
+    return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler on a CPU")
+def test_torch_inductor_runs_the_plan() -> None:
+    made = planned_layers()
+    model, *batch = layers(4096)
+    plain = gradients(model, batch)
+    with made.apply(model):
+        planned = gradients(model, batch)
+    assert all(torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(plain, planned, strict=True))
+    assert type(model) is nn.Sequential
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="TorchInductor needs a C++ compiler on a CPU")
+def test_a_graph_that_the_plan_is_not_for_is_refused_and_the_model_is_as_before() -> None:
+    made = planned_layers()
+    model, *batch = layers(4096)
+    for place in (1, 3):
+        model[place] = nn.Sigmoid()
+    with pytest.raises(InputError, match=r"plan for layers: .*1: its graph has .* operators"), made.apply(model):
+        gradients(model, batch)
+    assert type(model) is nn.Sequential and len(gradients(model, batch)) == 8
+
+
+def test_what_cannot_be_applied_is_refused() -> None:
+    made = planned_layers()
+    model = layers(1)[0]
+    with pytest.raises(InputError, match=r"before torch\.compile"), made.apply(torch.compile(model)):
+        pass
+    assert made.graph is not None
+    other = made.model_copy(update={"graph": made.graph.model_copy(update={"torch": "1.0"})})
+    with pytest.raises(InputError, match=r"made with PyTorch 1\.0, and this is 2\."), other.apply(model):
+        pass
+
+
+class Breaks(nn.Module):
+    """A model whose graph breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.fc(x)
+        return x * 2 if float(x.sum()) > 0 else x
+
+
+def test_a_model_without_a_single_graph_is_refused() -> None:
+    def factory(batch: int) -> tuple[Any, ...]:
+        return Breaks(), torch.randn(batch, 4), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
+
+    with pytest.raises(InputError, match=r"torch.compile\(fullgraph=True\) fails: .*; .*--execute eager"):
+        record_compiled(factory, batch=2)
+
+
+def test_a_budget_below_all_splits_names_the_smallest_peak() -> None:
+    with pytest.raises(InputError, match=r"no plan fits into 1 KiB: the smallest peak of a plan is .*iB"):
+        plan(step_of("layers", 4096), "v100", 1024)
