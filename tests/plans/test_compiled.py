@@ -135,12 +135,12 @@ def test_no_split_is_better_than_the_program_allows(name: str) -> None:
     draw, search = random.Random(1), CompiledSearch(step, 0)
     for share in (0.2, 0.5, 0.8):
         saved = {memory for memory in step.choice.made_by if draw.random() > share}
-        search._add_limit(search._try(step.choice.run_again(saved) - set(step.choice.fixed)))
+        search.add_limit(search.tried_with(step.choice.run_again(saved) - set(step.choice.fixed)))
     search.smallest()
-    for tried in search._known.values():
+    for tried in search.known.values():
         search.budget = tried.peak
         assert search.lower_bound() <= tried.time_ns
-        assert step.choice.least(search._limits, tried.peak) is not None
+        assert step.choice.least(search.limits, tried.peak) is not None
 
 
 def expect_agreement(name: str, parts: tuple[float, ...]) -> None:
@@ -219,8 +219,14 @@ def test_torch_inductor_runs_the_plan() -> None:
     made = planned_layers()
     model, *batch = layers(4096)
     plain = gradients(model, batch)
+    packed: list[torch.Tensor] = []
+    keep, take = lambda tensor: packed.append(tensor) or tensor, lambda tensor: tensor
     with made.apply(model):
         planned = gradients(model, batch)
+        with torch.autograd.graph.saved_tensors_hooks(keep, take):
+            model(batch[0])
+    assert made.graph is not None and len(packed) == made.graph.saved_tensors
+    assert sum(each.nbytes for each in packed) == made.graph.saved_bytes
     assert all(torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(plain, planned, strict=True))
     assert type(model) is nn.Sequential
 

@@ -66,11 +66,6 @@ class Choice:
         return [call for call in self.joint.calls if call.node not in self.late]
 
     @cached_property
-    def again(self) -> frozenset[str]:
-        """The nodes that may run again."""
-        return frozenset(call.node for call in self.made_by.values() if call.node not in self.fixed)
-
-    @cached_property
     def late(self) -> dict[str, int]:
         """The positions of the kernels that depend on gradients of the model's results, by node, in backward's order.
 

@@ -63,7 +63,7 @@ class CompiledSearch:
     step: CompiledStep
     budget: int
     progress: Callable[[str], None] = lambda text: None
-    _known: dict[frozenset[str] | None, Tried] = field(default_factory=dict)
+    known: dict[frozenset[str] | None, Tried] = field(default_factory=dict)
 
     @cached_property
     def usual(self) -> Tried:
@@ -81,27 +81,30 @@ class CompiledSearch:
         best = self._best()
         if best is None:
             return None
-        return FoundSplit(best, min(self.lower_bound(), best.time_ns), len(self._known))
+        return FoundSplit(best, min(self.lower_bound(), best.time_ns), len(self.known))
 
     def smallest(self) -> Tried:
         """The split with the smallest peak that was found."""
+        limits: list[Limit | LateLimit] = [self._at_loss]
         for _ in range(self._rounds):
-            answer = self.step.choice.least(self._limits, None)
+            answer = self.step.choice.least(limits, None)
             if answer is None:
                 break
-            tried = self._try(answer.again)
-            if tried.peak <= answer.bound * (1 + _SMALLEST_GAP) or not self._add_limit(tried):
+            tried = self.tried_with(answer.again)
+            limit = self._limit(tried)
+            if tried.peak <= answer.bound * (1 + _SMALLEST_GAP) or limit in limits:
                 break
-        return min(self._known.values(), key=lambda each: each.peak)
+            limits.append(limit)
+        return min(self.known.values(), key=lambda each: each.peak)
 
     def lower_bound(self) -> int:
         """No split within the budget is faster: while the loss is computed, all that is saved is in memory."""
         least = self._time_of(frozenset())
-        answer = self.step.choice.least(self._limits, self.budget)
+        answer = self.step.choice.least(self.limits, self.budget)
         return least if answer is None else least + int(answer.bound)
 
     def _best(self) -> Tried | None:
-        fitting = (each for each in self._known.values() if each.peak <= self.budget)
+        fitting = (each for each in self.known.values() if each.peak <= self.budget)
         return min(fitting, key=lambda each: (each.time_ns, each.peak), default=None)
 
     def _program(self) -> None:
@@ -112,9 +115,9 @@ class CompiledSearch:
         """
         budget, least, most = self.budget, 0, None
         for _ in range(self._rounds):
-            answer = self.step.choice.least(self._limits, budget)
-            tried = None if answer is None else self._try(answer.again)
-            if tried is not None and tried.peak > self.budget and self._add_limit(tried):
+            answer = self.step.choice.least(self.limits, budget)
+            tried = None if answer is None else self.tried_with(answer.again)
+            if tried is not None and tried.peak > self.budget and self.add_limit(tried):
                 continue
             if tried is not None and tried.peak > self.budget:
                 most = budget
@@ -126,12 +129,12 @@ class CompiledSearch:
                 least = budget
                 budget = (least + most) // 2
 
-    def _add_limit(self, tried: Tried) -> bool:
+    def add_limit(self, tried: Tried) -> bool:
         """Adds a limit at the moment at which a split needs the most memory, if there is none."""
         limit = self._limit(tried)
-        is_new = limit not in self._limits
+        is_new = limit not in self.limits
         if is_new:
-            self._limits.append(limit)
+            self.limits.append(limit)
         return is_new
 
     @property
@@ -139,7 +142,7 @@ class CompiledSearch:
         return _ROUNDS if self._is_small else _ROUNDS_OF_LARGE
 
     @cached_property
-    def _limits(self) -> list[Limit | LateLimit]:
+    def limits(self) -> list[Limit | LateLimit]:
         return [self._at_loss]
 
     def _less(self) -> None:
@@ -150,7 +153,7 @@ class CompiledSearch:
             before, again = best, best.again
             for node in sorted(again, key=lambda each: (-self.step.choice.times.get(each, 0), each))[:left]:
                 left -= 1
-                self._try(again - {node})
+                self.tried_with(again - {node})
             best = self._best()
             if best is before:
                 break
@@ -183,8 +186,8 @@ class CompiledSearch:
         place = tried.trail.bytes.index(tried.peak)
         if place < planned.second:
             # What operators that only backward needs keep until forward's end is not in the program.
-            calls = enumerate(planned.graphs[0].calls, planned.first)
-            last = {m: k for k, call in calls if call.node in choice.in_forward for m in (*call.reads, *call.writes)}
+            own = enumerate(planned.graphs[0].calls, planned.first)
+            last = {m: k for k, call in own if call.node in choice.in_forward for m in (*call.reads, *call.writes)}
             saved = {m for m in _live(planned, place) if last.get(m, -1) < place}
             memories = frozenset(saved & choice.made_by.keys())
             return Limit(memories, tried.peak - sum(sizes[each] for each in memories))
@@ -198,16 +201,17 @@ class CompiledSearch:
         live = set(_live(planned, here)) & choice.made_by.keys()
         return LateLimit(calls[then].node, tried.trail.bytes[here] - sum(sizes[each] for each in live))
 
-    def _try(self, again: frozenset[str]) -> Tried:
-        if again not in self._known:
-            self._known[again] = self._tried(again, self.step.joint.split(again)[0])
-        return self._known[again]
+    def tried_with(self, again: frozenset[str]) -> Tried:
+        """The split in which these nodes run again."""
+        if again not in self.known:
+            self.known[again] = self._tried(again, self.step.joint.split(again)[0])
+        return self.known[again]
 
     def _tried(self, again: frozenset[str] | None, split: Split) -> Tried:
         planned = self.step.iteration.planned(split)
         graph = TaskGraph.of(planned.trace)
-        self._known[again] = Tried(again, split, planned, trail_of(plain_framework(graph), graph))
-        return self._known[again]
+        self.known[again] = Tried(again, split, planned, trail_of(plain_framework(graph), graph))
+        return self.known[again]
 
 
 def _live(planned: Planned, place: int) -> Iterator[str]:
