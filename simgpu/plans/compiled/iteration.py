@@ -43,7 +43,8 @@ class Planned(NamedTuple):
         return tuple(call.node for call in backward.calls if call.node in forward.place)
 
 
-class Side(NamedTuple):
+@dataclass(frozen=True)
+class Side:
     """A graph in the recorded iteration. first: the position of its first kernel. block: by memory of the graph, the id
     of the block."""
 
@@ -56,7 +57,7 @@ class Side(NamedTuple):
         """The position behind its last kernel."""
         return self.first + len(self.graph.calls)
 
-    @property
+    @cached_property
     def made(self) -> dict[str, str]:
         """The blocks of memory that its kernels make or change, by memory."""
         return {memory: self.block[memory] for call in self.graph.calls for memory in call.writes}
@@ -105,8 +106,9 @@ class CompiledIteration:
         if first is None:
             raise SimgpuError("the recorded iteration does not have the operators of its graph")
         block: dict[str, str] = {}
+        blocks = self.trace.block_by_id
         for call, kernel in zip(graph.calls, kernels[first : first + len(ops)], strict=True):
-            made = [each for each in kernel.writes if self.trace.block_by_id[each].kind is not BlockKind.WORKSPACE]
+            made = [each for each in kernel.writes if blocks[each].kind is not BlockKind.WORKSPACE]
             if len(call.reads) != len(kernel.reads) or len(call.writes) != len(made):
                 raise SimgpuError(f"{call.node} of the graph accesses other memory than {kernel.id} of the recording")
             for memory, name in (*zip(call.reads, kernel.reads, strict=True), *zip(call.writes, made, strict=True)):
@@ -120,6 +122,8 @@ class _Splicing:
 
     def __init__(self, recorded: CompiledIteration, split: Split) -> None:
         self.recorded, self.old = recorded, recorded.trace
+        self.blocks = recorded.trace.block_by_id
+        self.old_place = {kernel.id: k for k, kernel in enumerate(recorded.trace.kernels)}
         self.first, self.second = recorded.forward, recorded.backward
         self.forward = graph_of(split.forward)
         self.backward = graph_of(split.backward, self.forward.root)
@@ -183,11 +187,10 @@ class _Splicing:
                 self.backward_ids.setdefault(memory, name)
 
     def _run(self, call: Call, kernel: Kernel, ids: Mapping[str, str], phase: Phase, mark: str) -> None:
-        blocks = self.old.block_by_id
-        scratch = [each for each in kernel.writes if blocks[each].kind is BlockKind.WORKSPACE]
+        scratch = [each for each in kernel.writes if self.blocks[each].kind is BlockKind.WORKSPACE]
         made = [ids[memory] for memory in call.writes] + [f"{each}{mark}" for each in scratch]
         for name in made:
-            like = blocks[name.removesuffix(AGAIN)]
+            like = self.blocks[name.removesuffix(AGAIN)]
             if not like.persistent:
                 self.made.setdefault(name, like)
         reads = tuple(dict.fromkeys(ids[memory] for memory in call.reads))
@@ -218,12 +221,12 @@ class _Splicing:
                 end(self.forward_ids[memory], self._held_outside(self.forward_ids[memory]))
         for memory in filter(None, self.backward.results):
             if memory in self.backward_ids:
-                end(self.backward_ids[memory], self._moved(self.old.block_by_id[self.backward_ids[memory]].release))
+                end(self.backward_ids[memory], self._moved(self.blocks[self.backward_ids[memory]].release))
         return ends
 
     def _held_outside(self, name: str) -> int:
         """Where the last reference to a result of the model is dropped that is none of the graphs'."""
-        block = self.old.block_by_id[name]
+        block = self.blocks[name]
         rows = [row for row in self.old.saved if row.block == name]
         if all(row.layer == LOSS for row in rows):
             return self._moved(block.release)
@@ -234,11 +237,8 @@ class _Splicing:
         """The new position of a recorded kernel; of one that no longer runs, that of the last one before it."""
         if kernel is None or kernel == RELEASED_AT_END:
             return len(self.kernels)
-        ids = [each.id for each in self.old.kernels]
-        for before in reversed(ids[: ids.index(kernel) + 1]):
-            if before in self.place:
-                return self.place[before]
-        return -1
+        ids = (self.old.kernels[k].id for k in range(self.old_place[kernel], -1, -1))
+        return next((self.place[before] for before in ids if before in self.place), -1)
 
     def _blocks(self, ends: Mapping[str, int]) -> Iterator[Block]:
         sides = self.first, self.second
@@ -254,14 +254,11 @@ class _Splicing:
 
     def _scratch(self, side: Side) -> Iterator[str]:
         for kernel in self.old.kernels[side.first : side.stop]:
-            yield from (each for each in kernel.writes if self.old.block_by_id[each].kind is BlockKind.WORKSPACE)
+            yield from (each for each in kernel.writes if self.blocks[each].kind is BlockKind.WORKSPACE)
 
     def _is_in_graphs(self, release: str | None) -> bool:
-        return any(
-            kernel.id == release
-            for side in (self.first, self.second)
-            for kernel in self.old.kernels[side.first : side.stop]
-        )
+        place = self.old_place.get(release or "", -1)
+        return any(side.first <= place < side.stop for side in (self.first, self.second))
 
     def _id(self, place: int) -> str:
         return RELEASED_AT_END if place >= len(self.kernels) else self.kernels[max(place, 0)].id

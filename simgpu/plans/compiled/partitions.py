@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+from torch.utils._ordered_set import OrderedSet
 
+from simgpu.recorder.autocast import replaced
 from simgpu.torch.graphs import GraphOperator, answered, asking, compiling, operators, unmark
 from simgpu.torch.types import tensor_type
 
@@ -71,6 +73,27 @@ class Asked(CustomKnapsackSolver):
         return
 
 
+class _Cuts:
+    """PyTorch's minimum cuts of one graph. Those before its partitioner asks a solver are the same each time."""
+
+    def __init__(self) -> None:
+        self._own = partitioners.solve_min_cut
+        self._known: dict[str, tuple[list[str], list[str]]] = {}
+
+    def __call__(
+        self, joint_graph: fx.Graph, node_info: Any, options: Any, dont_ban: Any = None
+    ) -> tuple[list[fx.Node], OrderedSet[fx.Node]]:
+        if dont_ban is not None:
+            answer: tuple[list[fx.Node], OrderedSet[fx.Node]] = self._own(joint_graph, node_info, options, dont_ban)
+            return answer
+        if repr(options) not in self._known:
+            saved, banned = self._own(joint_graph, node_info, options)
+            self._known[repr(options)] = [node.name for node in saved], [node.name for node in banned]
+        nodes = {node.name: node for node in joint_graph.nodes}
+        first, second = self._known[repr(options)]
+        return [nodes[name] for name in first], OrderedSet(nodes[name] for name in second)
+
+
 class Joint(CustomPartitionerFn):
     """Notes the graph that TorchInductor gives to its partitioner, and splits it as PyTorch does without a budget."""
 
@@ -78,12 +101,14 @@ class Joint(CustomPartitionerFn):
         self._graph: fx.GraphModule | None = None
         self._inputs: Sequence[object] = ()
         self._settings: Mapping[str, Any] = {}
+        self._cuts = _Cuts()
         self.count = 0
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self._graph, self._inputs, self._settings = gm, joint_inputs, kwargs
+        self._cuts = _Cuts()
         self.count += 1
         return self._split()
 
@@ -124,6 +149,7 @@ class Joint(CustomPartitionerFn):
 
     def _split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         given = {"compiler": "inductor", **self._settings}
-        forward, backward = min_cut_rematerialization_partition(self.graph, self._inputs, **given)
+        with replaced(partitioners, "solve_min_cut", self._cuts):
+            forward, backward = partitioners.min_cut_rematerialization_partition(self.graph, self._inputs, **given)
         unmark(self.graph.graph)
         return forward, backward

@@ -22,10 +22,11 @@ from simgpu.policies.common.framework import plain_framework
 
 #: Programs that are solved, and splits that are tried to run one operator less again: of graphs up to so many
 #: operators, and of larger ones, whose splits take seconds each.
-_LARGE, _ROUNDS, _ROUNDS_OF_LARGE, _LESS, _LESS_OF_LARGE = 2000, 24, 8, 24, 4
+_LARGE, _ROUNDS, _ROUNDS_OF_LARGE, _LESS, _LESS_OF_LARGE = 2000, 24, 8, 24, 0
 #: A smallest peak is looked for until it is this close to what an integer program says.
 _SMALLEST_GAP = 0.002
-#: The program's memory is narrowed down to this part of the budget.
+#: The program's memory is narrowed down to this part of the budget; a split of a large graph that is this close to its
+#: lower bound will do.
 _NARROW = 0.003
 
 
@@ -123,11 +124,16 @@ class CompiledSearch:
                 most = budget
                 lower = budget - (tried.peak - self.budget)
                 budget = lower if lower > least else (least + most) // 2
-            elif most is None or most - budget < self.budget * _NARROW:
+            elif most is None or most - budget < self.budget * _NARROW or self._is_close():
                 break
             else:
                 least = budget
                 budget = (least + most) // 2
+
+    def _is_close(self) -> bool:
+        """Whether a split of a large graph is so close to its lower bound that no other is looked for."""
+        best = self._best()
+        return not self._is_small and best is not None and best.time_ns <= self.lower_bound() * (1 + _NARROW)
 
     def add_limit(self, tried: Tried) -> bool:
         """Adds a limit at the moment at which a split needs the most memory, if there is none."""
