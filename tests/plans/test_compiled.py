@@ -36,6 +36,8 @@ from tests.plans.models import MODELS
 
 #: Where a budget lies between the smallest peak that is found and that without a plan.
 PARTS = (0.0, 0.1, 0.3, 0.6, 0.9)
+#: Answers of PyTorch's own solvers that are compared, those with the smallest peaks.
+_FRONT = 4
 
 
 def layers(batch: int) -> tuple[Any, ...]:
@@ -143,36 +145,37 @@ def test_no_split_is_better_than_the_program_allows(name: str) -> None:
         assert step.choice.least(search.limits, tried.peak) is not None
 
 
-def expect_agreement(name: str, parts: tuple[float, ...]) -> None:
+def expect_agreement(name: str, part: float) -> None:
     step = step_of(name)
-    for part in parts:
-        made = plan(step, "v100", between(step, part))
-        result = check_plan(made, MODELS[name])
-        assert [each for each in result.findings if each.agrees is False] == []
-        assert result["loss and gradients"].found == "the same bits"
-        assert result["peak memory"].agrees and not result.notes
-        assert made.predicted.peak_bytes <= made.budget_bytes
-        assert made.graph is not None and made.graph.is_planned and made.graph.again
+    made = plan(step, "v100", between(step, part))
+    result = check_plan(made, MODELS[name])
+    assert [each for each in result.findings if each.agrees is False] == []
+    assert result["loss and gradients"].found == "the same bits"
+    assert result["peak memory"].agrees and not result.notes
+    assert made.predicted.peak_bytes <= made.budget_bytes
+    assert made.graph is not None and (made.graph.again or not made.graph.is_planned)
 
 
 @pytest.mark.parametrize("name", ["convnet", "autoencoder"])
 def test_pytorch_does_what_was_planned(name: str) -> None:
-    expect_agreement(name, (0.3,))
+    expect_agreement(name, 0.3)
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", MODELS)
-def test_pytorch_does_what_was_planned_for_every_model(name: str) -> None:
-    expect_agreement(name, PARTS)
+def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float) -> None:
+    expect_agreement(name, part)
 
 
 def expect_at_least_as_good_as_pytorch(name: str) -> None:
-    """At the peak of each answer of PyTorch's own solvers, no more time."""
+    """At the peak of an answer of PyTorch's own solvers, no more time; of answers that no other one beats."""
     step = step_of(name)
-    own = {(each.peak, each.time_ns) for solver in SOLVERS for each in each_budget(step, solver)}
-    for peak, time_ns in own:
+    own = sorted((each.peak, each.time_ns or 0) for solver in SOLVERS for each in each_budget(step, solver))
+    front = [each for n, each in enumerate(own) if all(each[1] < other[1] for other in own[:n])]
+    for peak, time_ns in front[:_FRONT]:
         found = CompiledSearch(step, peak).run()
-        assert found is not None and found.tried.time_ns <= (time_ns or 0)
+        assert found is not None and found.tried.time_ns <= time_ns
 
 
 def test_no_solver_of_pytorch_recomputes_less_at_the_same_peak() -> None:
@@ -185,20 +188,32 @@ def test_no_solver_of_pytorch_recomputes_less_at_the_same_peak_on_any_model(name
     expect_at_least_as_good_as_pytorch(name)
 
 
-def equal_layers(batch: int) -> tuple[Any, ...]:
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(32)), nn.Linear(32, 4))
-    return model, torch.randn(batch, 32), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
+def expect_a_falling_peak(count: int, parts: tuple[float, ...]) -> None:
+    """The peak falls with the budget, for equal layers."""
 
+    def factory(batch: int) -> tuple[Any, ...]:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(count)), nn.Linear(32, 4))
+        return model, torch.randn(batch, 32), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
 
-def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
-    step = record_compiled(equal_layers, batch=512)
+    step = record_compiled(factory, batch=512)
+    search = CompiledSearch(step, 0)
+    most, least = search.usual.peak, search.smallest().peak
     peaks = []
-    for part in (0.05, 0.15, 0.4, 0.7, 1.0):
-        budget = between(step, part)
+    for part in parts:
+        budget = least + int((most - least) * part)
         peaks.append(plan(step, "v100", budget).predicted.peak_bytes)
         assert peaks[-1] <= budget
     assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
-    assert {each.framework for each in other_settings(step, "v100", between(step, 0.5))} == {"PyTorch"}
+    assert {each.framework for each in other_settings(step, "v100", most)} == {"PyTorch"}
+
+
+def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
+    expect_a_falling_peak(6, (0.1, 0.5, 1.0))
+
+
+@pytest.mark.exhaustive
+def test_the_peak_of_32_equal_layers_falls_with_the_budget() -> None:
+    expect_a_falling_peak(32, (0.05, 0.15, 0.3, 0.5, 0.75, 1.0))
 
 
 def planned_layers() -> Plan:

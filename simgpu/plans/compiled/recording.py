@@ -97,7 +97,7 @@ def _compiled_by(joint: Joint) -> Callable[[Any], AbstractContextManager[None]]:
 def _no_graph(name: str, error: SimgpuError) -> SimgpuError:
     """The error of a model that PyTorch cannot compile as a whole; any other error is returned as it is."""
     cause = error.__cause__
-    if type(cause).__name__ != "Unsupported":
+    if type(cause).__module__ != "torch._dynamo.exc":
         return error
     what = f"torch.compile(fullgraph=True) fails: {str(cause).strip().splitlines()[0]}"
     return InputError.single(name, "model", what, "mend what breaks its graph, or plan it with --execute eager")
