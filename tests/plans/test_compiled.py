@@ -82,7 +82,7 @@ def lives(trace: Trace) -> list[tuple[int, int, int]]:
 def expect_the_iteration(name: str, shares: tuple[float, ...]) -> None:
     step = step_of(name, 2)
     draw = random.Random(name)
-    known = step.asked.known
+    known = step.query.known
     for share in shares:
         saved = {memory for memory in step.choice.made_by if draw.random() > share}
         again = step.choice.run_again(saved) - set(step.choice.fixed)

@@ -63,7 +63,7 @@ def plan_compiled(
 
 
 def _graph(step: CompiledStep, best: Tried) -> CompiledGraph:
-    known = step.asked.known
+    known = step.query.known
     again = [known[node] for node in known if node in (best.again or ()) and node in step.choice.in_forward]
     saved = best.split.saved_types
     return CompiledGraph(

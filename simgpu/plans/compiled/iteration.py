@@ -20,7 +20,7 @@ from simgpu.plans.compiled.partitions import Split
 from simgpu.recorder.layers import LOSS
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Phase, Trace
 
-#: Mark of what runs or is made again, behind its name.
+#: Mark of what backward recomputes, behind its name.
 AGAIN = "~again"
 
 

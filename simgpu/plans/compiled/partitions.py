@@ -53,8 +53,8 @@ class Split(NamedTuple):
         )
 
 
-class Asked(CustomKnapsackSolver):
-    """Answers with the nodes of some names, and notes what it was asked."""
+class Query(CustomKnapsackSolver):
+    """Answers with the nodes of some names, and notes the partitioner's question."""
 
     def __init__(self, again: Collection[str]) -> None:
         self.again = again
@@ -133,11 +133,11 @@ class Joint(CustomPartitionerFn):
         with functorch_config.patch(activation_memory_budget=1.0):
             return Split(*self._split())
 
-    def split(self, again: Collection[str]) -> tuple[Split, Asked]:
-        """The split in which these nodes run again, and what PyTorch's partitioner asked."""
-        asked = Asked(again)
-        with asking(asked):
-            return Split(*self._split()), asked
+    def split(self, again: Collection[str]) -> tuple[Split, Query]:
+        """The split in which these nodes run again, and the question of PyTorch's partitioner."""
+        query = Query(again)
+        with asking(query):
+            return Split(*self._split()), query
 
     def by_solver(self, solver: str, budget: float) -> Split:
         """The split by one of PyTorch's own solvers, such as ``dp``.

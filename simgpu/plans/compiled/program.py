@@ -168,7 +168,7 @@ class _Program:
     def late(self, limit: LateLimit) -> None:
         """Requires the memory of forward's kernels to be within a limit while a kernel of backward runs.
 
-        Memory that a later kernel reads is there if it is saved, or has been made again by then. Other memory is there
+        Memory that a later kernel reads is there if it is saved, or has been recomputed by then. Other memory is there
         if it is saved and a kernel that reads it has yet to run again.
         """
         place = self.choice.late[limit.node]
@@ -235,7 +235,7 @@ class _Program:
         return self.program.number(("again", node), 0.0 if node in self.choice.fixed else 1.0)
 
     def _there(self, memory: str) -> dict[int, float]:
-        """Whether memory is there in backward: saved, or made again."""
+        """Whether memory is there in backward: saved, or recomputed."""
         return {self._saved(memory): 1.0, self._again(self.choice.made_by[memory].node): 1.0}
 
     def _may_run_again(self, call: Call) -> None:

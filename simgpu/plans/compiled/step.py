@@ -11,7 +11,7 @@ import torch
 
 from simgpu.plans.compiled.graph import Graph, graph_of
 from simgpu.plans.compiled.iteration import CompiledIteration
-from simgpu.plans.compiled.partitions import Asked, Joint
+from simgpu.plans.compiled.partitions import Joint, Query
 from simgpu.plans.compiled.program import Choice
 from simgpu.trace.model import Trace
 
@@ -29,7 +29,7 @@ class CompiledStep:
         return CompiledIteration(self.trace, self.joint.usual())
 
     @cached_property
-    def asked(self) -> Asked:
+    def query(self) -> Query:
         """What PyTorch's partitioner asks."""
         return self.joint.split(())[1]
 
@@ -46,7 +46,7 @@ class CompiledStep:
         }
         seeds = {name for name, node in nodes.items() if "inductor_seed" in str(node.target)}
         times = {call.node: self.iteration.time_ns(call.node) for call in joint.calls if self.iteration.runs(call.node)}
-        return Choice(joint, _sizes(joint, nodes), times, impure | seeds, self.asked.forward)
+        return Choice(joint, _sizes(joint, nodes), times, impure | seeds, self.query.forward)
 
 
 def _sizes(joint: Graph, nodes: Mapping[str, Any]) -> dict[str, int]:
