@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.plans.candidate import trail_of
-from simgpu.plans.checking import NOT_COMPARED, NOT_REPEATABLE, Check
+from simgpu.plans.comparing import NOT_COMPARED, NOT_REPEATABLE, Check
 from simgpu.plans.compiled.iteration import CompiledIteration
 from simgpu.plans.compiled.partitions import Joint
 from simgpu.plans.outcome import Finding, PlanCheck
