@@ -13,11 +13,13 @@ from simgpu.plans.iteration import Checkpointed, Planned, planned
 from simgpu.plans.regions import Steps
 from simgpu.policies.async_offload import AsyncOffload
 from simgpu.policies.base import Policy
+from simgpu.policies.common.framework import plain_framework
 from simgpu.policies.none import NoPolicy
 from simgpu.program.instructions import COMPUTE, DEVICE, Acquire, Launch, Program, Release
 from simgpu.simulation.config import RunConfig
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import planned_run, simulate
+from simgpu.trace.model import Trace
 
 
 class Trail(NamedTuple):
@@ -68,6 +70,17 @@ class Candidate:
     def run(self, node: NodeSpec, budget: int) -> Result:
         """The simulated run. Raises `OutOfMemoryError` where it does not fit."""
         return simulate(self.planned.trace, node, self.policy, budget=budget)
+
+
+def plain_trail(trace: Trace) -> Trail:
+    """The use of memory of an iteration as it was recorded.
+
+    >>> from simgpu.trace.chain import chain
+    >>> plain_trail(chain([5, 7], [10, 14], [100, 200])).peak
+    300
+    """
+    graph = TaskGraph.of(trace)
+    return trail_of(plain_framework(graph), graph)
 
 
 def trail_of(program: Program, graph: TaskGraph) -> Trail:

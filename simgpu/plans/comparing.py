@@ -13,12 +13,10 @@ import numpy as np
 import torch
 
 from simgpu.errors import InputError
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.plans.candidate import Candidate, trail_of
+from simgpu.plans.candidate import Candidate, plain_trail
 from simgpu.plans.outcome import Finding, PlanCheck
 from simgpu.plans.rebuilt import candidate_of
 from simgpu.plans.recorded import recorded
-from simgpu.policies.common.framework import plain_framework
 from simgpu.recorder.iteration import NoWatcher, as_it_was, run_gradients, run_iteration
 from simgpu.recorder.workload import Workload
 from simgpu.torch.applying import applied
@@ -145,8 +143,7 @@ class Check:
         again, ran = _operators(planned), _operators(actual)
         plain = len(_operators(candidate.steps.trace))
         yield Finding("operators run again", f"{len(again) - plain}", f"{len(ran) - plain}", again == ran)
-        peak, graph = self.plan.predicted.peak_bytes, TaskGraph.of(actual)
-        live = trail_of(plain_framework(graph), graph).peak
+        peak, live = self.plan.predicted.peak_bytes, plain_trail(actual).peak
         yield Finding("peak memory", format_bytes(peak), format_bytes(live), peak == live)
 
     def times(self) -> Iterator[Finding]:

@@ -214,13 +214,13 @@ def graphs_applied(
     """
     run: Callable[..., Any] | None = None
 
-    def choose(_: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
+    def choose(_: nn.Module, own: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal run
         if not torch.is_grad_enabled():
-            return usual
+            return own
         if run is None:
             backend = partial(compile_fx, inner_compile=_one_by_one) if one_by_one else "inductor"
-            run = torch.compile(usual, fullgraph=True, dynamic=False, backend=backend)
+            run = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
         return call
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -269,6 +269,15 @@ def test_what_cannot_be_applied_is_refused() -> None:
         pass
 
 
+def test_where_pytorch_does_not_ask_only_its_own_split_is_a_plan() -> None:
+    step = step_of("convnet-bf16", 2)
+    assert not step.is_asked
+    made = plan(step, "v100", "1 GB")
+    assert made.graph is not None and not made.graph.is_planned and not made.graph.again
+    with pytest.raises(InputError, match="no plan fits"):
+        plan(step, "v100", made.predicted.peak_bytes - 1)
+
+
 class Breaks(nn.Module):
     """A model whose graph breaks."""
 

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from simgpu.errors import InputError
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.plans.candidate import trail_of
+from simgpu.plans.candidate import plain_trail
 from simgpu.plans.comparing import NOT_COMPARED, NOT_REPEATABLE, Check
 from simgpu.plans.compiled.iteration import CompiledIteration
 from simgpu.plans.compiled.partitions import Joint
 from simgpu.plans.outcome import Finding, PlanCheck
 from simgpu.plans.rebuilt import check_iteration
 from simgpu.plans.recorded import recorded
-from simgpu.policies.common.framework import plain_framework
 from simgpu.recorder.layers import LOSS
 from simgpu.torch.graphs import GraphOperator, graph_applied, graphs_applied, usual
 from simgpu.torch.types import tensor_type
@@ -71,6 +69,5 @@ class CompiledCheck(Check):
         ops, ran = ([kernel.op for kernel in each.kernels] for each in (planned.trace, actual))
         added = len(ran) - len(ops) + len(planned.again)
         yield Finding("operators run again", f"{self.plan.predicted.recomputed_kernels}", f"{added}", ops == ran)
-        task = TaskGraph.of(actual)
-        peak, live = self.plan.predicted.peak_bytes, trail_of(plain_framework(task), task).peak
+        peak, live = self.plan.predicted.peak_bytes, plain_trail(actual).peak
         yield Finding("peak memory", format_bytes(peak), format_bytes(live), peak == live)

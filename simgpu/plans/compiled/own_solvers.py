@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.plans.candidate import trail_of
+from simgpu.plans.candidate import plain_trail
 from simgpu.plans.compiled.step import CompiledStep
 from simgpu.plans.projections import Projection
-from simgpu.policies.common.framework import plain_framework
 
 SOLVERS = ("dp", "ilp")
 BUDGETS = tuple(n / 10 for n in range(1, 10))
@@ -34,7 +32,12 @@ def each_budget(step: CompiledStep, solver: str) -> Iterator[Projection]:
     """What a solver costs with each of some budgets."""
     for budget in BUDGETS:
         trace = step.iteration.planned(step.joint.by_solver(solver, budget)).trace
-        graph = TaskGraph.of(trace)
-        peak = trail_of(plain_framework(graph), graph).peak
+        peak = plain_trail(trace).peak
         setting = f"activation_memory_budget={budget}, activation_memory_budget_solver={solver!r}"
-        yield Projection("PyTorch", setting, peak, trace.compute_ns, "no budget in bytes, nothing of peaks in backward")
+        yield Projection(
+            "PyTorch",
+            setting,
+            plain_trail(trace).peak,
+            trace.compute_ns,
+            "no budget in bytes, nothing of peaks in backward",
+        )

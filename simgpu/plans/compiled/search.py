@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.plans.candidate import Trail, trail_of
+from simgpu.plans.candidate import Trail, plain_trail
 from simgpu.plans.compiled.iteration import Planned
 from simgpu.plans.compiled.partitions import Split
 from simgpu.plans.compiled.program import LateLimit, Limit
 from simgpu.plans.compiled.step import CompiledStep
-from simgpu.policies.common.framework import plain_framework
 
 #: Programs that are solved, and splits that are tried to run one operator less again: of graphs up to so many
 #: operators, and of larger ones, whose splits take seconds each.
@@ -73,7 +71,7 @@ class CompiledSearch:
 
     def run(self) -> FoundSplit | None:
         """The best split; None if none fits."""
-        if self.usual.peak > self.budget:
+        if self.usual.peak > self.budget and self.step.is_asked:
             self.progress("planning the compiled step")
             self._program()
             if self._best() is None:
@@ -87,7 +85,7 @@ class CompiledSearch:
     def smallest(self) -> Tried:
         """The split with the smallest peak that was found."""
         limits: list[Limit | LateLimit] = [self._at_loss]
-        for _ in range(self._rounds):
+        for _ in range(self._rounds if self.step.is_asked else 0):
             answer = self.step.choice.least(limits, None)
             if answer is None:
                 break
@@ -215,8 +213,7 @@ class CompiledSearch:
 
     def _tried(self, again: frozenset[str] | None, split: Split) -> Tried:
         planned = self.step.iteration.planned(split)
-        graph = TaskGraph.of(planned.trace)
-        self.known[again] = Tried(again, split, planned, trail_of(plain_framework(graph), graph))
+        self.known[again] = Tried(again, split, planned, plain_trail(planned.trace))
         return self.known[again]
 
 

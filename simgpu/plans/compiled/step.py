@@ -33,6 +33,11 @@ class CompiledStep:
         """What PyTorch's partitioner asks."""
         return self.joint.split(())[1]
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the partitioner asks: not where it saves less than the size of its inputs in any case."""
+        return bool(self.query.known)
+
     @cached_property
     def choice(self) -> Choice:
         """What the partitioner leaves to choose."""
