@@ -37,7 +37,7 @@ def each_budget(step: CompiledStep, solver: str) -> Iterator[Projection]:
         yield Projection(
             "PyTorch",
             setting,
-            plain_trail(trace).peak,
+            peak,
             trace.compute_ns,
             "no budget in bytes, nothing of peaks in backward",
         )
