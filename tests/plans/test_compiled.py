@@ -271,7 +271,7 @@ def test_what_cannot_be_applied_is_refused() -> None:
 
 def test_where_pytorch_does_not_ask_only_its_own_split_is_a_plan() -> None:
     step = step_of("convnet-bf16", 2)
-    assert not step.is_asked
+    assert not step.has_choice
     made = plan(step, "v100", "1 GB")
     assert made.graph is not None and not made.graph.is_planned and not made.graph.again
     with pytest.raises(InputError, match="no plan fits"):

@@ -71,7 +71,7 @@ class CompiledSearch:
 
     def run(self) -> FoundSplit | None:
         """The best split; None if none fits."""
-        if self.usual.peak > self.budget and self.step.is_asked:
+        if self.usual.peak > self.budget and self.step.has_choice:
             self.progress("planning the compiled step")
             self._program()
             if self._best() is None:
@@ -85,7 +85,7 @@ class CompiledSearch:
     def smallest(self) -> Tried:
         """The split with the smallest peak that was found."""
         limits: list[Limit | LateLimit] = [self._at_loss]
-        for _ in range(self._rounds if self.step.is_asked else 0):
+        for _ in range(self._rounds if self.step.has_choice else 0):
             answer = self.step.choice.least(limits, None)
             if answer is None:
                 break

@@ -34,8 +34,8 @@ class CompiledStep:
         return self.joint.split(())[1]
 
     @property
-    def is_asked(self) -> bool:
-        """Whether the partitioner asks: not where it saves less than the size of its inputs in any case."""
+    def has_choice(self) -> bool:
+        """Whether the partitioner lets a solver choose: not where it saves less than the size of its inputs anyway."""
         return bool(self.query.known)
 
     @cached_property
