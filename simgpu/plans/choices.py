@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from simgpu.graph.saved import SMALLEST_PART as SMALLEST_PART_OF_BYTES
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.iteration import Checkpointed
 from simgpu.plans.regions import Region, Steps
+from simgpu.torch.types import WHOLE
 from simgpu.trace.model import BlockKind
 
 #: Kernels that take a smaller part of a step are not worth a decision of their own.
@@ -31,16 +32,28 @@ class Choices:
     def regions(self) -> tuple[Region, ...]:
         """Calls of modules whose checkpointing frees memory; of several with the same kernels the outermost.
 
-        A linear layer frees none: it saves its input, which it also keeps as a region.
+        A linear layer frees none: it saves its input, which it also keeps as a region. Nor does a whole model that is
+        called once in a step: it is whole again when backward begins.
         """
+        calls = [each.module for each in self.steps.regions()]
         seen: set[tuple[int, int, int, int]] = set()
         result = []
         for region in self.steps.regions():
             key = (region.first, region.stop, region.saved_first, region.saved_stop)
+            if region.module == WHOLE and calls.count(WHOLE) == 1:
+                continue
             if key not in seen and self._frees(region) and not self.steps.why_not(region):
                 seen.add(key)
                 result.append(region)
         return tuple(result)
+
+    def why_none(self) -> str:
+        """The commonest reason why no module can run again; empty if one can."""
+        if self.regions:
+            return ""
+        freeing = (each for each in self.steps.regions() if self._frees(each))
+        reasons = Counter(why for each in freeing if (why := self.steps.why_not(each)))
+        return next((why for why, _ in reasons.most_common(1)), "")
 
     def _frees(self, region: Region) -> bool:
         """Whether a tensor that is saved in a region is made in it."""

@@ -44,8 +44,8 @@ def plan(
 
     Of a compiled model, operators of forward may run again in backward; nothing is offloaded, no policy is followed.
 
-    trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when; or a step of a
-    compiled model, by `simgpu.record_compiled`. budget: bytes or
+    trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when; a step of your
+    own loop, by `simgpu.record_step`; or a step of a compiled model, by `simgpu.record_compiled`. budget: bytes or
     a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
     whether to run policy `joint`, which no way of running restricts, as well. policy: instead of a search, follow the
     decisions of this policy, as far as PyTorch can. progress: receives a line of text at a time.
@@ -79,6 +79,7 @@ def plan(
         budget_bytes=limit,
         recompute=_recomputed(candidate),
         calls=_calls(candidate),
+        loop=steps.loop(),
         offload=_offloaded(candidate),
         prefetch=candidate.prefetch,
         stash=candidate.stash,
@@ -106,7 +107,7 @@ def _found(
     """The fastest candidate of a search, and its lower bound."""
     found = Search(choices, node, budget, progress).run()
     if found is None:
-        raise no_plan(smallest(choices, node).peak, choices.steps.trace, budget)
+        raise no_plan(smallest(choices, node).peak, choices.steps.trace, budget, choices.why_none())
     return found.candidate, found.bound_ns
 
 

@@ -15,7 +15,7 @@ from simgpu.policies.base import Policy
 from simgpu.simulation.run import simulate
 from simgpu.torch.plan import MadeFor
 from simgpu.torch.types import tensor_type
-from simgpu.trace.model import BlockKind, Trace
+from simgpu.trace.model import BlockKind, Origin, Trace
 from simgpu.units import format_bytes, parse_bytes
 
 _EXPANDABLE = "expandable_segments:True"
@@ -60,7 +60,12 @@ def digest(trace: Trace) -> str:
 
 
 def reserved(trace: Trace, policy: Policy, node: NodeSpec, budget: int) -> tuple[int | None, tuple[str, ...]]:
-    """What PyTorch's caching allocator reserves within the budget, and a note if it needs other settings, or fails."""
+    """What PyTorch's caching allocator reserves within the budget, and a note if it needs other settings, or fails.
+
+    Nothing for an iteration that was recorded on a CPU, which has no such allocator.
+    """
+    if trace.info.origin is Origin.RECORDED and trace.info.device.startswith("CPU"):
+        return None, ()
     for settings in (None, _EXPANDABLE):
         try:
             run = simulate(trace, node, policy, budget=budget, pool="caching", allocator=settings)
@@ -84,8 +89,11 @@ def unrestricted(
     return step, time_lower_bound(trace, node, budget=budget).ns
 
 
-def no_plan(least: int, trace: Trace, budget: int) -> InputError:
-    """The error where no plan fits: how much the smallest needs, and what of it no plan can move."""
+def no_plan(least: int, trace: Trace, budget: int, why_none: str = "") -> InputError:
+    """The error where no plan fits: how much the smallest needs, and what of it no plan can move.
+
+    why_none: why no module can run again.
+    """
     held: Counter[str] = Counter()
     for block in trace.blocks:
         if block.persistent:
@@ -94,5 +102,7 @@ def no_plan(least: int, trace: Trace, budget: int) -> InputError:
     what = f"no plan fits into {format_bytes(budget)}: the smallest peak of a plan is {format_bytes(least)}"
     if held.total() > budget // 2:
         what += f", of which {format_bytes(held.total())} are there before the step begins ({parts})"
+    if why_none:
+        what += f"; no module can run again, because it {why_none}"
     remedy = "a plan moves saved tensors only: give more memory, a smaller batch, or fewer bytes of weights and states"
     return InputError.single(trace.name or trace.info.model, "budget", what, remedy)

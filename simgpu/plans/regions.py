@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ _READS_VALUE = "aten::_local_scalar_dense"
 class Region(NamedTuple):
     """One call of a module.
 
-    module: its path. call: how many calls of it came before. first, stop: its kernels, positions from `first` up to
-    `stop`. saved_first, saved_stop: the tensors saved inside it, positions in the trace's list. inputs: for each tensor
-    that it was given, the position of its block; types: its number format and shape.
+    module: its path, `WHOLE` for the whole model. call: how many calls of it came before. first, stop: its kernels,
+    positions from `first` up to `stop`. saved_first, saved_stop: the tensors saved inside it, positions in the trace's
+    list. inputs: for each tensor that it was given, the position of its block; types: its number format and shape.
     """
 
     module: str
@@ -38,7 +39,8 @@ class Unsaved(NamedTuple):
 
     after: the kernel that had run last when it was saved, -1 for none. before: the first after it was unpacked, None if
     it never was. dropped: None where that is unknown. unused: the kernel after which the operator that unpacked it had
-    dropped it. A tensor that is held to the end has the number of kernels.
+    dropped it. A tensor that is held to the end has the number of kernels. is_reread: whether more than one run of
+    backward unpacked it.
     """
 
     block: int
@@ -47,6 +49,7 @@ class Unsaved(NamedTuple):
     dropped: int | None
     unused: int
     freed: int
+    is_reread: bool
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Steps:
                 None if each.released_after is None else self.place(each.released_after),
                 self.place(each.unused_after),
                 self.place(each.freed_after),
+                each.is_reread,
             )
             for each in self.trace.saved
         ]
@@ -155,6 +159,18 @@ class Steps:
             calls[each.module] += 1
         return tuple(result)
 
+    def loop(self) -> tuple[tuple[str, ...], ...]:
+        """The modules that the loop calls in a step, in groups: after each group, weights are updated."""
+        updated = {b for b, block in enumerate(self.trace.blocks) if block.kind is BlockKind.WEIGHT}
+        updates = [k for k in range(self.count) if updated.intersection(self.writes[k])]
+        groups: defaultdict[int, list[str]] = defaultdict(list)
+        outer: Region | None = None
+        for region in self.regions():
+            if outer is None or region.stop > outer.stop or region.saved_stop > outer.saved_stop:
+                outer = region
+                groups[bisect_left(updates, region.first)].append(region.module)
+        return tuple(tuple(groups[update]) for update in sorted(groups))
+
     def rerun_range(self, region: Region) -> range:
         """The kernels up to which a region runs again: PyTorch stops at the last tensor that was saved inside it."""
         tensors = self.saved[region.saved_first : region.saved_stop]
@@ -170,6 +186,8 @@ class Steps:
         """Why `torch.utils.checkpoint` cannot run a region again with the same values; empty if it can."""
         if not region.stop > region.first:
             return "runs no kernel"
+        if any(each.is_reread for each in self.saved[region.saved_first : region.saved_stop]):
+            return "saves what more than one run of backward reads"
         start = self.rerun_before(region)
         if start is None:
             return "saves nothing that backward reads"
@@ -196,11 +214,11 @@ class Steps:
                 return f"reads {block.id}, which the step replaces"
             if block.id.endswith("num_batches_tracked") and self.trace.kernels[k].op == _READS_VALUE:
                 return f"averages its statistics over {block.id} batches"
-            if block.persistent or self.births[b] >= region.first:
+            if self.births[b] >= region.first:
                 continue
-            if b not in region.inputs:
+            if not block.persistent and b not in region.inputs:
                 return f"reads {block.id}, which is none of its inputs"
-            if any(region.first <= w < start for w in self.writers.get(b, ())):
+            if any(region.first <= w < start and not self._is_statistic(w, b) for w in self.writers.get(b, ())):
                 return f"reads {block.id}, which is changed in place before backward"
         return ""
 

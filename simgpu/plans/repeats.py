@@ -56,14 +56,19 @@ def ties(choices: Choices, groups: int) -> dict[Chosen, Chosen]:
 
 def _places(choices: Choices, groups: int) -> dict[int, _Place]:
     """The places of the kernels in equal layers."""
-    places: dict[int, _Place] = {}
-    for path, equal in _lists(choices.steps):
+    steps, places = choices.steps, dict[int, _Place]()
+    calls: defaultdict[str, list[Region]] = defaultdict(list)
+    for region in steps.regions():
+        calls[region.module].append(region)
+    for path, equal in _lists(steps):
         if any(k in places for k in range(equal[0].first, equal[0].stop)):
             continue
         size = -(-len(equal) // groups)
-        for number, region in enumerate(equal):
-            for k in range(region.first, region.stop):
-                places[k] = _Place(path, number // size, k - region.first)
+        for number, layer in enumerate(equal):
+            # Layers that a step calls again, as for the next micro-batch, are equal too.
+            for region in (each for each in calls[layer.module] if _operators(steps, each) == _operators(steps, layer)):
+                for k in range(region.first, region.stop):
+                    places[k] = _Place(path, number // size, k - region.first)
     return places
 
 

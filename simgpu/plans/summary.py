@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from simgpu.torch.plan import CompiledGraph, OffloadedTensor, Plan, RecomputedModule
+from simgpu.torch.types import WHOLE
 from simgpu.units import format_bytes, format_time
 
 #: A bound that is missed by less than this part counts as reached.
@@ -21,7 +22,7 @@ def summary(plan: Plan) -> list[str]:
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
-    lines = [*_recomputed(plan.recompute), *_offloaded(plan.offload)]
+    lines = [*_recomputed(plan.recompute, plan.calls), *_offloaded(plan.offload)]
     if plan.graph is not None:
         lines += _of_graph(plan.graph)
     if plan.offload:
@@ -64,15 +65,29 @@ def _distance(step_ns: int, bound_ns: int, of: str) -> str:
     return f"{format_time(bound_ns)} {of}; {reached}"
 
 
-def _recomputed(modules: Sequence[RecomputedModule]) -> Iterable[str]:
-    groups: defaultdict[tuple[str, str], list[RecomputedModule]] = defaultdict(list)
+def _recomputed(modules: Sequence[RecomputedModule], calls: Mapping[str, int]) -> Iterable[str]:
+    own: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for each in modules:
         kept = Counter(kept.op.rpartition("::")[2] for kept in each.keep)
         text = ", ".join(f"{op}" if count == 1 else f"{count} {op}" for op, count in kept.items())
-        groups[_NUMBER.sub("*", each.module), text].append(each)
-    for (pattern, kept_text), members in groups.items():
-        keeps = f", keep the results of {kept_text}" if kept_text else ""
-        yield f"recompute {pattern}{_numbers(pattern, [each.module for each in members])}{keeps}"
+        own[each.module, f", keep the results of {text}" if text else ""].append(each.call)
+    groups: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (module, keeps), numbers in own.items():
+        groups[_NUMBER.sub("*", module), _calls(numbers, calls[module]), keeps].append(module)
+    for (pattern, which, keeps), members in groups.items():
+        name = "the model" if pattern == WHOLE else pattern
+        yield f"recompute {name}{_numbers(pattern, members)}{which}{keeps}"
+
+
+def _calls(numbers: Sequence[int], count: int) -> str:
+    """Which of its calls in a step a module is recomputed in.
+
+    >>> _calls([0], 1), _calls([0, 1], 2), _calls([1, 2], 4)
+    ('', ' in each of 2 calls', ' in calls 2-3 of 4')
+    """
+    if len(numbers) == count:
+        return f" in each of {count} calls" if count > 1 else ""
+    return f" in call{'s' if len(numbers) > 1 else ''} {ranges([number + 1 for number in numbers])} of {count}"
 
 
 def _of_graph(graph: CompiledGraph) -> Iterable[str]:

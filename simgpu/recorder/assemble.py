@@ -120,7 +120,17 @@ def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str
     unused, freed = (RELEASED_AT_END if place is None else ids[place] for place in (note.unused, note.freed))
     after = ids[note.after - 1] if note.after else None
     return SavedTensor(
-        names[number], note.bytes, after, before, dropped, unused, freed, note.layer, note.shape, note.dtype
+        names[number],
+        note.bytes,
+        after,
+        before,
+        dropped,
+        unused,
+        freed,
+        note.layer,
+        note.shape,
+        note.dtype,
+        note.is_reread,
     )
 
 

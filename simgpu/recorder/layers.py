@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from simgpu.torch.types import WHOLE
+
 #: Layer of operators that run in forward outside the model.
 LOSS = "loss"
 
@@ -17,11 +19,11 @@ LOSS = "loss"
 class CallWatcher(Protocol):
     """Is notified of the calls of modules in forward, from the outermost to those inside it."""
 
-    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before a module runs."""
+    def called(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called before a module runs. path: `WHOLE` for the whole model."""
 
-    def returned(self, layer: str) -> None:
-        """Called when it has run."""
+    def returned(self) -> None:
+        """Called when the module that was called last has run."""
 
 
 class LayerTracker:
@@ -49,8 +51,7 @@ class LayerTracker:
 
     def __enter__(self) -> LayerTracker:
         for path, module in self._module.named_modules():
-            name = path or type(module).__name__
-            begin = partial(self._begin, name)
+            begin = partial(self._begin, path or WHOLE, path or type(module).__name__)
             self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
             self._handles.append(module.register_forward_hook(lambda *_: self._end(), always_call=True))
         self._note()
@@ -81,17 +82,17 @@ class LayerTracker:
         """Returns the layer of the parameter or buffer with this dotted name."""
         return name.rpartition(".")[0] or type(self._module).__name__
 
-    def _begin(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, path: str, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._running.append(name)
         self._note()
         if self.watcher is not None:
-            self.watcher.called(name, args, kwargs)
+            self.watcher.called(path, args, kwargs)
 
     def _end(self) -> None:
-        name = self._running.pop()
+        self._running.pop()
         self._note()
         if self.watcher is not None:
-            self.watcher.returned(name)
+            self.watcher.returned()
 
     def _note(self) -> None:
         # Numbers count per thread: those of a backward thread that recomputes a forward would not be in order here.

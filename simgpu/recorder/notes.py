@@ -90,6 +90,7 @@ class SavedNote:
     layer: the layer that saved it; shape, dtype: of the tensor itself.
     unused: position of the kernel after which the operator of backward had dropped what it unpacked, None if not.
     freed: position of the kernel after which autograd freed it, None if it held it to the end.
+    is_reread: whether more than one run of backward unpacked it.
     """
 
     block: int | None
@@ -102,15 +103,16 @@ class SavedNote:
     dropped: int | Literal["end"] | None = None
     unused: int | None = None
     freed: int | None = None
+    is_reread: bool = False
 
 
 @dataclass(slots=True)
 class CallNote:
-    """A call of a module in forward.
+    """A call of a module in forward, with gradients.
 
-    module: its path. after, until: number of kernels that had run when it began and when it returned. first, stop:
-    number of saved tensors then, positions in their list. inputs: numbers of the blocks of the tensors it was given.
-    types: as `simgpu.torch.types.tensor_type`, of each of these tensors.
+    module: its path, `WHOLE` for the whole model. after, until: number of kernels that had run when it began and when
+    it returned. first, stop: number of saved tensors then, positions in their list. inputs: numbers of the blocks of
+    the tensors it was given. types: as `simgpu.torch.types.tensor_type`, of each of these tensors.
     """
 
     module: str

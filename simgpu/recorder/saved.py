@@ -104,19 +104,19 @@ class SaveNotes:
         self._tracker = tracker
         self._is_forward = is_forward
 
-    def called(self, layer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes the call of a module that is not the outermost one, in forward."""
-        if not self._is_forward() or self._tracker.is_outermost:
+    def called(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the call of a module in forward, with gradients."""
+        if not self._is_forward() or not torch.is_grad_enabled():
             self._open.append(None)
             return
         leaves = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _is_plain(leaf)}
         given = [(self._ledger.find(each), each) for each in leaves.values() if self._ledger.holds_memory(each)]
         known = [(number, tensor_type(_dtype(each), each.shape)) for number, each in given if number is not None]
         inputs, types = tuple(number for number, _ in known), tuple(text for _, text in known)
-        self._calls.append(CallNote(layer, self._ledger.kernels, len(self.saved), inputs, types))
+        self._calls.append(CallNote(path, self._ledger.kernels, len(self.saved), inputs, types))
         self._open.append(self._calls[-1])
 
-    def returned(self, layer: str) -> None:
+    def returned(self) -> None:
         """Notes the end of the call that began last."""
         call = self._open.pop()
         if call is not None:

@@ -12,11 +12,11 @@ from torch import nn
 from simgpu.errors import InputError, Problem
 from simgpu.torch.copies import CopyDevice, copies_of
 from simgpu.torch.listed import Listed
+from simgpu.torch.loop import Loop
 from simgpu.torch.offload import AsyncOffload
-from simgpu.torch.patching import StepHook
-from simgpu.torch.regions import regions_applied
+from simgpu.torch.regions import Regions
 from simgpu.torch.transfers import Tally
-from simgpu.torch.types import tensor_type
+from simgpu.torch.types import WHOLE, parts_of, tensor_type
 
 #: Differences from the plan's model that a message names.
 _LISTED = 3
@@ -28,6 +28,7 @@ class Applicable(Protocol):
     made_for: Any
     recompute: Any
     calls: Any
+    loop: Any
     offload: Any
     prefetch: int
     stash: int
@@ -67,19 +68,29 @@ def applied(
             yield
         return
     keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
+    regions = Regions(keeps, plan.calls)
+    listed = Listed({(each.type, each.number): each.module for each in plan.offload})
+    offload = None
+    if plan.offload:
+        device = copies or copies_of(device_of(model))
+        offload = AsyncOffload(device, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
+
+    def begin(was_whole: bool) -> None:
+        if was_whole:
+            listed.check()
+        regions.begin()
+        if offload is not None:
+            offload.begin_step()
+
+    loop = Loop(plan.loop or ((WHOLE,),), begin)
     with ExitStack() as stack:
-        stack.enter_context(regions_applied(model, keeps, plan.calls))
-        if plan.offload:
-            listed = Listed({(each.type, each.number): each.module for each in plan.offload})
-            device = copies or copies_of(device_of(model))
-            offload = AsyncOffload(device, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
-            handle = model.register_forward_pre_hook(StepHook(offload.begin_step))
-            stack.callback(handle.remove)
+        stack.enter_context(loop.followed(model))
+        stack.enter_context(regions.applied(model))
+        if offload is not None:
             stack.enter_context(offload.step())
-            yield
-            listed.begin()
-        else:
-            yield
+        yield
+        if loop.is_whole:
+            listed.check()
 
 
 def check_model(plan: Applicable, model: nn.Module) -> None:
@@ -102,10 +113,11 @@ def check_model(plan: Applicable, model: nn.Module) -> None:
     for name in own:
         if name not in plan.made_for.parameters:
             problems.append(Problem(where, name, "the plan does not know this parameter of the model", remedy))
-    known = dict(model.named_modules())
-    for each in plan.recompute:
-        if each.module not in known:
-            problems.append(Problem(where, each.module, "the model has no such module", remedy))
+    known = parts_of(model)
+    called = (path for group in plan.loop for path in group)
+    for path in dict.fromkeys((*called, *(each.module for each in plan.recompute))):
+        if path not in known:
+            problems.append(Problem(where, path, "the model has no such module", remedy))
     if problems:
         more = len(problems) - _LISTED
         raise InputError([*problems[:_LISTED], *([_more(where, more)] if more > 0 else [])])

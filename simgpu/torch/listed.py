@@ -15,8 +15,8 @@ class Listed:
     """Chooses the listed tensors.
 
     listed: by type (`tensor_type`) and the number of earlier saved tensors of that type in a step, the module that
-    saves the tensor. A step begins with `begin`, which raises `InputError` for what the step before it did not save. A
-    step of another batch size, which saves none of them, is allowed once another step has saved them.
+    saves the tensor. `check` raises `InputError` for what a step did not save. A step of another batch size, which
+    saves none of them, is allowed once another step has saved them.
     """
 
     def __init__(self, listed: Mapping[tuple[str, int], str]) -> None:
@@ -26,8 +26,6 @@ class Listed:
 
     def begin(self) -> None:
         """A new step."""
-        if self._seen and not self._is_another_batch():
-            self.check()
         self._seen.clear()
 
     def _is_another_batch(self) -> bool:
@@ -50,6 +48,8 @@ class Listed:
 
     def check(self) -> None:
         """Raises `InputError` with every listed tensor that the step did not save."""
+        if not self._seen or self._is_another_batch():
+            return
         problems = [
             Problem(
                 module,

@@ -1,4 +1,4 @@
-"""Replaces the forward of a module and adds hooks to it, so that copies of the module are plain."""
+"""Replaces the forward of a module, so that copies of the module are plain."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ from contextlib import contextmanager
 from types import new_class
 from typing import Any
 
-import torch
 from torch import nn
 
 #: Of a module and its plain forward, the forward that runs.
 Choose = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
-
-
-class StepHook:
-    """A hook before forward that begins a step if gradients are recorded. Copied or pickled it does nothing."""
-
-    def __init__(self, begin: Callable[[], None] | None = None) -> None:
-        self._begin = begin
-
-    def __call__(self, *_: Any) -> None:
-        if self._begin is not None and torch.is_grad_enabled():
-            self._begin()
-
-    def __reduce__(self) -> tuple[type[StepHook], tuple[()]]:
-        return StepHook, ()
 
 
 @contextmanager

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 Count = Annotated[int, Field(ge=0)]
+#: Modules that a loop calls one after the other.
+Group = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class KeptResult(FileModel):
@@ -31,7 +33,7 @@ class KeptResult(FileModel):
 class RecomputedModule(FileModel):
     """A call of a module that keeps only its inputs and some results, and runs again in backward."""
 
-    module: str
+    module: str = Field(description="its path; a point for the whole model")
     call: Count = Field(description="how many calls of it came before in the step")
     keep: tuple[KeptResult, ...] = Field(default=(), strict=False)
     kernels: Count = Field(description="predicted number of kernels that run again")
@@ -113,6 +115,11 @@ class Plan(FileModel):
     budget_bytes: Count
     recompute: tuple[RecomputedModule, ...] = Field(default=(), strict=False)
     calls: dict[str, Count] = Field(description="how often a step calls each recomputed module")
+    loop: tuple[Group, ...] = Field(
+        default=(),
+        strict=False,
+        description="the modules that the loop calls in a step, in groups: after each, an optimizer steps",
+    )
     offload: tuple[OffloadedTensor, ...] = Field(default=(), strict=False)
     prefetch: Count = Field(description="number of blocks fetched ahead of the one that backward needs")
     stash: Count = Field(description="number of offloaded blocks that may still be under way to the host")

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from simgpu.errors import InputError, Problem
-from simgpu.torch.patching import StepHook, replaced_forward
+from simgpu.torch.patching import replaced_forward
+from simgpu.torch.types import parts_of
 
 #: Results that a region keeps: the name of an operator, and how many calls of it came before in the region.
 Kept = Collection[tuple[str, int]]
@@ -180,35 +182,35 @@ def _scratch(device: torch.device) -> torch.Tensor:
     return _SCRATCH[device]
 
 
-@contextmanager
-def regions_applied(
-    model: nn.Module, regions: Mapping[tuple[str, int], Kept], calls: Mapping[str, int]
-) -> Iterator[None]:
-    """Checkpoints calls of modules inside the context.
+class Regions:
+    """Checkpoints calls of modules.
 
     regions: what each call keeps, by the path of its module and the number of its earlier calls in a step. calls: by
-    path, how often a step calls the module. A step begins when the model is called.
+    path, how often a step calls the module.
     """
-    modules, counts = dict(model.named_modules()), Counter[str]()
-    with ExitStack() as stack:
-        handle = model.register_forward_pre_hook(StepHook(counts.clear))
-        stack.callback(handle.remove)
-        for path in dict.fromkeys(path for path, _ in regions):
-            own = {call: keeps for (other, call), keeps in regions.items() if other == path}
-            stack.enter_context(replaced_forward(modules[path], _chosen(path, own, calls[path], counts)))
-        yield
 
+    def __init__(self, regions: Mapping[tuple[str, int], Kept], calls: Mapping[str, int]) -> None:
+        self._regions = regions
+        self._calls = calls
+        self._counts: Counter[str] = Counter()
 
-def _chosen(
-    path: str, keeps: Mapping[int, Kept], per_step: int, counts: Counter[str]
-) -> Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]:
-    """Of a module's plain forward, the one that runs: checkpointed if the plan has this call of the module."""
+    def begin(self) -> None:
+        """A step begins."""
+        self._counts.clear()
 
-    def choose(module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
-        if not torch.is_grad_enabled():
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Checkpoints them inside the context."""
+        modules = parts_of(model)
+        with ExitStack() as stack:
+            for path in dict.fromkeys(path for path, _ in self._regions):
+                stack.enter_context(replaced_forward(modules[path], partial(self._choose, path)))
+            yield
+
+    def _choose(self, path: str, module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a module's plain forward, the one that runs: checkpointed if this call of the module is a region."""
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return plain
-        call = counts[path] % per_step
-        counts[path] += 1
-        return checkpointed(path, module, plain, keeps[call]) if call in keeps else plain
-
-    return choose
+        key = path, self._counts[path] % self._calls[path]
+        self._counts[path] += 1
+        return checkpointed(path, module, plain, self._regions[key]) if key in self._regions else plain

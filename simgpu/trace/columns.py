@@ -175,6 +175,12 @@ def yes_no_column(name: str, blank: bool | _Required | None) -> Column:
     return Column(name, parse, write, blank, stand_in=False, may_be_absent=blank is not REQUIRED)
 
 
+def _mark_column(name: str) -> Column:
+    """``yes``, or blank for no."""
+    column = yes_no_column(name, blank=False)
+    return replace(column, write=lambda value: "yes" if value else "", omitted_if_blank=True)
+
+
 def _shape(name: str) -> Column:
     @lru_cache(maxsize=1024)
     def parse(text: str) -> tuple[int, ...]:
@@ -298,6 +304,7 @@ SAVED: Table[SavedTensor] = Table(
         replace(text_column("layer", blank=None), omitted_if_blank=True),
         replace(_shape("shape"), omitted_if_blank=True),
         replace(text_column("dtype", blank=None), omitted_if_blank=True),
+        _mark_column("is_reread"),
     ),
 )
 

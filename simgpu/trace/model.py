@@ -199,7 +199,8 @@ class SavedTensor:
     autograd held the block, `RELEASED_AT_END` if others held it to the end; None where that was not recorded.
     unused_after: the kernel after whose end the operator of backward had dropped what it unpacked. freed_after: the
     kernel after whose end autograd freed what it had saved, which may be later; `RELEASED_AT_END` if it held it to the
-    end. layer: the layer that saved it. shape, dtype: of the tensor itself. All None where not recorded.
+    end. layer: the layer that saved it. shape, dtype: of the tensor itself. All None where not recorded. is_reread:
+    whether more than one run of backward unpacked it, as after ``backward(retain_graph=True)``.
     """
 
     block: str
@@ -212,16 +213,19 @@ class SavedTensor:
     layer: str | None = None
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
+    is_reread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module in forward; rows are in the order of the calls, a module before those inside it.
+    """One call of a module in forward, with gradients; rows are in the order of the calls, a module before those
+    inside it.
 
-    module: its path. after: the kernel that ran last before the call, None for none. until: the kernel that had run
-    last when it returned. saved_before: how many of the trace's saved tensors had been saved before the call. saved:
-    how many were saved inside it. inputs: for each tensor that it was given, its block; input_types: and its number
-    format and shape, such as ``float32:2x64`` (`simgpu.torch.types`), empty where not known.
+    module: its path, ``.`` for the whole model. after: the kernel that ran last before the call, None for none. until:
+    the kernel that had run last when it returned. saved_before: how many of the trace's saved tensors had been saved
+    before the call. saved: how many were saved inside it. inputs: for each tensor that it was given, its block;
+    input_types: and its number format and shape, such as ``float32:2x64`` (`simgpu.torch.types`), empty where not
+    known.
     """
 
     module: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from simgpu.plans.choices import Choices
 from simgpu.plans.iteration import Checkpointed
@@ -15,6 +16,9 @@ from simgpu.plans.recorded import recorded
 from simgpu.plans.regions import Region, Steps, disjoint
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.workload import Workload, make_workload
+from simgpu.torch.loop import Loop
+from simgpu.torch.regions import Kept, Regions
+from simgpu.torch.types import WHOLE
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from tests.plans.models import MODELS
 
@@ -60,7 +64,7 @@ def random_regions(steps: Steps, seed: int) -> tuple[Checkpointed, ...]:
 
 
 def kept_results(steps: Steps, regions: Sequence[Checkpointed]) -> dict[tuple[str, int], set[tuple[str, int]]]:
-    """The argument of `simgpu.torch.regions.regions_applied` for these regions."""
+    """The argument of `regions_applied` for these regions."""
     result = {}
     for each in regions:
         seen: dict[str, int] = {}
@@ -72,6 +76,16 @@ def kept_results(steps: Steps, regions: Sequence[Checkpointed]) -> dict[tuple[st
             seen[op] = seen.get(op, 0) + 1
         result[each.region.module, each.region.call] = kept
     return result
+
+
+@contextmanager
+def regions_applied(
+    model: nn.Module, regions: Mapping[tuple[str, int], Kept], calls: Mapping[str, int]
+) -> Iterator[None]:
+    """Checkpoints these regions inside the context; a step is one call of the model."""
+    applied = Regions(regions, calls)
+    with Loop([[WHOLE]], lambda _: applied.begin()).followed(model), applied.applied(model):
+        yield
 
 
 def shape_of(trace: Trace) -> tuple[list[tuple[object, ...]], dict[int, tuple[object, ...]]]:

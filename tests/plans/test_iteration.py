@@ -10,9 +10,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 
 from simgpu.plans.iteration import planned
 from simgpu.plans.regions import Steps
-from simgpu.torch.regions import regions_applied
 from simgpu.trace.check import check_trace
-from tests.plans.iterations import kept_results, random_regions, saved_rows, shape_of, training
+from tests.plans.iterations import kept_results, random_regions, regions_applied, saved_rows, shape_of, training
 from tests.plans.models import MODELS
 
 

@@ -313,6 +313,7 @@ def test_calls_of_modules_have_the_kernels_and_saved_tensors_inside_them() -> No
     trace = record_module(Model, torch.randn(3, 4))
     # k0 first, k1 exp, k2 to k6 twice: fc, act, fc, act, add.
     assert trace.modules == (
+        ModuleCall(".", None, "k6", 0, 7, ("input",), ("float32:3x4",)),
         ModuleCall("first", None, "k0", 0, 1, ("input",), ("float32:3x4",)),
         ModuleCall("twice", "k1", "k6", 1, 6, ("first:addmm", "Model:exp"), ("float32:3x4",) * 2),
         ModuleCall("twice.fc", "k1", "k2", 1, 2, ("first:addmm",), ("float32:3x4",)),

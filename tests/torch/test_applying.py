@@ -20,8 +20,7 @@ from torch import nn
 import simgpu
 from simgpu.errors import InputError
 from simgpu.torch.plan import Plan, read_plan
-from simgpu.torch.regions import regions_applied
-from tests.plans.iterations import training
+from tests.plans.iterations import regions_applied, training
 from tests.plans.models import MODELS, ResNet
 from tests.plans.test_checking import plan_of
 

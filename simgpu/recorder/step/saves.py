@@ -25,10 +25,12 @@ from simgpu.recorder.saved import SaveNotes
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class _Packed:
-    """What autograd holds in place of a tensor: the same memory. note: None for what is not noted."""
+    """What autograd holds in place of a tensor: the same memory. note: None for what is not noted. run: of backward,
+    the first that unpacked it."""
 
     tensor: torch.Tensor
     note: SavedNote | None
+    run: int = -1
 
 
 @dataclass(slots=True)
@@ -135,8 +137,10 @@ class StepSaves:
     def _unpack(self, packed: _Packed) -> torch.Tensor:
         note = packed.note
         if note is not None and torch._C._current_graph_task_id() != -1:
+            run = torch._C._current_graph_task_id()
             if note.before is None:
-                note.before = self._ledger.kernels
+                note.before, packed.run = self._ledger.kernels, run
+            note.is_reread = note.is_reread or run != packed.run
             key = packed.tensor.untyped_storage()._cdata
             self._unpacked.append(_Unpacked(note, key, self._others(key)))
         # A tensor of its own, so that there is one more reference while the operator holds it.

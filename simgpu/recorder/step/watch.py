@@ -41,7 +41,7 @@ class StepPass(LoopPass):
     ) -> None:
         super().__init__(ledger, tracker, module, on_host, scratch, has_values)
         self.ends: list[tuple[Optimizer, int]] = []
-        self.saves = StepSaves(SaveNotes(ledger, tracker, lambda: self._phase is Phase.FORWARD), ledger)
+        self.saves = StepSaves(SaveNotes(ledger, tracker, lambda: not self._depth), ledger)
         self._depth = 0
 
     def __torch_dispatch__(
