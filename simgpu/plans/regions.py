@@ -22,6 +22,7 @@ class Region(NamedTuple):
     module: its path, `WHOLE` for the whole model. call: how many calls of it came before. first, stop: its kernels,
     positions from `first` up to `stop`. saved_first, saved_stop: the tensors saved inside it, positions in the trace's
     list. inputs: for each tensor that it was given, the position of its block; types: its number format and shape.
+    is_compiled: whether compiled code runs in it.
     """
 
     module: str
@@ -32,6 +33,7 @@ class Region(NamedTuple):
     saved_stop: int
     inputs: tuple[int, ...]
     types: tuple[tuple[str, tuple[int, ...]], ...]
+    is_compiled: bool = False
 
 
 class Unsaved(NamedTuple):
@@ -155,7 +157,7 @@ class Steps:
             start = each.saved_before
             call = calls[each.module]
             types = tuple(map(_type, each.input_types))
-            result.append(Region(each.module, call, first, stop, start, stops, inputs, types))
+            result.append(Region(each.module, call, first, stop, start, stops, inputs, types, each.is_compiled))
             calls[each.module] += 1
         return tuple(result)
 
@@ -230,8 +232,10 @@ class Steps:
         """The kernels of a region whose results PyTorch can keep while the others run again.
 
         Their results are new and not changed in place later, and they draw no random numbers: a draw that is not
-        repeated would change later ones.
+        repeated would change later ones. PyTorch does not see the operators of compiled code.
         """
+        if region.is_compiled:
+            return
         for k in self.rerun_range(region):
             kernel, writes = self.trace.kernels[k], self.writes[k]
             blocks = [self.trace.blocks[b] for b in writes]

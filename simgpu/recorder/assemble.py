@@ -137,7 +137,9 @@ def _saved(note: SavedNote, number: int, names: Sequence[str], ids: Sequence[str
 def _called(note: CallNote, names: Sequence[str], ids: Sequence[str]) -> ModuleCall:
     after, until = (ids[count - 1] if count else None for count in (note.after, note.until))
     inputs = tuple(names[number] for number in note.inputs)
-    return ModuleCall(note.module, after, until, note.first, note.stop - note.first, inputs, note.types)
+    return ModuleCall(
+        note.module, after, until, note.first, note.stop - note.first, inputs, note.types, note.is_compiled
+    )
 
 
 def spread(times: Sequence[int]) -> int | None:

@@ -89,7 +89,7 @@ class SavedNote:
         iteration's end, None if this could not be observed.
     layer: the layer that saved it; shape, dtype: of the tensor itself.
     unused: position of the kernel after which the operator of backward had dropped what it unpacked, None if not.
-    freed: position of the kernel after which autograd freed it, None if it held it to the end.
+    freed: position of the kernel after which autograd had freed it, None if it held it to the end.
     is_reread: whether more than one run of backward unpacked it.
     """
 
@@ -112,7 +112,8 @@ class CallNote:
 
     module: its path, `WHOLE` for the whole model. after, until: number of kernels that had run when it began and when
     it returned. first, stop: number of saved tensors then, positions in their list. inputs: numbers of the blocks of
-    the tensors it was given. types: as `simgpu.torch.types.tensor_type`, of each of these tensors.
+    the tensors it was given. types: as `simgpu.torch.types.tensor_type`, of each of these tensors. is_compiled: whether
+    compiled code ran in it.
     """
 
     module: str
@@ -122,6 +123,7 @@ class CallNote:
     types: tuple[str, ...]
     until: int = 0
     stop: int = 0
+    is_compiled: bool = False
 
 
 class Saves(NamedTuple):

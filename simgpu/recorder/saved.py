@@ -122,6 +122,12 @@ class SaveNotes:
         if call is not None:
             call.until, call.stop = self._ledger.kernels, len(self.saved)
 
+    def ran_compiled(self) -> None:
+        """Notes that compiled code runs in the calls that are under way."""
+        for call in self._open:
+            if call is not None:
+                call.is_compiled = True
+
     def note_of(self, tensor: torch.Tensor) -> SavedNote:
         """A new note of a tensor that is saved now."""
         size, layer = tensor.numel() * tensor.element_size(), self._tracker.running or LOSS

@@ -76,7 +76,7 @@ class Session:
             output_folder(self.dump_memory) as dump,
             _current(device),
             own_random_state(device, self.seed),
-            refuse_unsupported(self.name, compiles=self.around is not None),
+            refuse_unsupported(self.name, may_compile=self.around is not None),
             ExitStack() as stack,
         ):
             factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory

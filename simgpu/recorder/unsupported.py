@@ -22,10 +22,13 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError, Problem
+from simgpu.recorder.compiled_parts import FlexAttentionError
 
 _EAGER = "simgpu records eager iterations: "
 _ONE_GPU = "simgpu records one GPU: "
-_COMPILED = f"{_EAGER}pass the module before torch.compile{{inner}}, or set TORCHDYNAMO_DISABLE=1"
+_COMPILED = (
+    f"{_EAGER}pass the module before torch.compile{{inner}}, set TORCHDYNAMO_DISABLE=1, or use simgpu.record_step"
+)
 _FLEX = "simgpu does not support it; use torch.nn.functional.scaled_dot_product_attention, with a mask as a tensor"
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
 _DTENSOR = f"{_ONE_GPU}give it as a plain tensor, before parallelize_module or distribute_tensor"
@@ -50,6 +53,7 @@ _WRAPPERS = {
     "DDP": ("is replicated by replicate (DDP)", f"{_ONE_GPU}pass the module before replicate"),
     "ReplicateModule": ("is replicated by replicate (DDP)", f"{_ONE_GPU}pass the module before replicate"),
 }
+_IN_PLACE = "compile()"
 _INNER = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
 _DISTRIBUTED = ("uses torch.distributed", f"{_ONE_GPU}remove torch.distributed")
 #: PyTorch modules, and (what is wrong, what to do) if an exception was raised through them.
@@ -66,16 +70,20 @@ _MODULES = {
 }
 
 
-def check_module(name: str, module: nn.Module) -> None:
-    """Raises `InputError` naming `name` and, for each kind of wrapper in the module, the submodules of that kind."""
+def check_module(name: str, module: nn.Module, *, may_compile: bool = False) -> None:
+    """Raises `InputError` naming `name` and, for each kind of wrapper in the module, the submodules of that kind.
+
+    may_compile: whether ``torch.compile`` is no such wrapper.
+    """
     result: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         kind = _wrapper(type(part))
         if kind is not None:
             result.setdefault(kind, []).append(path)
         elif hasattr(part._compiled_call_impl, "_torchdynamo_orig_callable"):
-            result.setdefault("compile()", []).append(path)
-    problems = [_wrapped(name, kind, paths) for kind, paths in result.items()]
+            result.setdefault(_IN_PLACE, []).append(path)
+    allowed = ("OptimizedModule", _IN_PLACE) if may_compile else ()
+    problems = [_wrapped(name, kind, paths) for kind, paths in result.items() if kind not in allowed]
     if not problems:
         distributed = [path for path, tensor in _named_tensors(module) if "DTensor" in _names(type(tensor))]
         if distributed:
@@ -86,16 +94,16 @@ def check_module(name: str, module: nn.Module) -> None:
 
 
 @contextmanager
-def refuse_unsupported(name: str, *, compiles: bool = False) -> Iterator[None]:
+def refuse_unsupported(name: str, *, may_compile: bool = False) -> Iterator[None]:
     """Rejects calls of compiled functions, and reports errors inside unsupported parts of PyTorch.
 
     Inside the context, compiled functions run uncompiled, because compiled code would access the missing memory of fake
-    tensors. compiles: they run nevertheless, for a model whose graphs run operator by operator. Raises `InputError`
-    naming `name` and the line in user code.
+    tensors. may_compile: they run nevertheless, where their graphs run operator by operator. Raises `InputError` naming
+    `name` and the line in user code.
     """
     refused: list[InputError] = []
     try:
-        with nullcontext() if compiles else _no_compiled_code(name, refused):
+        with nullcontext() if may_compile else _no_compiled_code(name, refused):
             yield
     except Exception as error:
         if refused:
@@ -118,8 +126,8 @@ def _names(kind: type) -> Iterator[str]:
 
 
 def _wrapped(name: str, kind: str, paths: list[str]) -> Problem:
-    if kind == "compile()":
-        remedy = f"{_EAGER}remove the call of compile(), or set TORCHDYNAMO_DISABLE=1"
+    if kind == _IN_PLACE:
+        remedy = f"{_EAGER}remove the call of compile(), set TORCHDYNAMO_DISABLE=1, or use simgpu.record_step"
         return Problem(name, "module", f"{_listed(paths)} is compiled in place, by module.compile()", remedy)
     what, remedy = _WRAPPERS[kind]
     inner = ".".join(("model", *filter(None, (paths[0], _INNER.get(kind)))))
@@ -182,7 +190,7 @@ def _compiled_call(name: str, frame: FrameType) -> InputError:
         what, remedy = f"it calls {called.partition('.')[0]} of {_FLEX_MODULE}", _FLEX
     else:
         what = f"it calls {called}, which is compiled by torch.compile"
-        remedy = f"{_EAGER}call it before torch.compile, or set TORCHDYNAMO_DISABLE=1"
+        remedy = f"{_EAGER}call it before torch.compile, set TORCHDYNAMO_DISABLE=1, or use simgpu.record_step"
     return InputError.single(name, ", ".join(filter(None, ("model", running_at(frame)))), what, remedy)
 
 
@@ -191,6 +199,8 @@ def _refusal(name: str, error: BaseException) -> InputError | None:
     cause = error.__cause__ if isinstance(error, InputError) else error
     if cause is None:
         return None
+    if isinstance(getattr(cause, "inner_exception", None), FlexAttentionError):  # of Dynamo's own error
+        return InputError.single(name, "model", f"a compiled part calls {_FLEX_MODULE}", _FLEX)
     modules = [f"{frame.f_globals.get('__name__', '')}." for frame, _ in traceback.walk_tb(cause.__traceback__)]
     for module, (what, remedy) in _MODULES.items():
         if any(running.startswith(f"{module}.") for running in modules):

@@ -14,7 +14,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -159,7 +158,7 @@ def _is_view(target: torch._ops.OpOverload) -> bool:
 
 
 @contextmanager
-def graph_applied(name: str, graph: Any, model: nn.Module, *, one_by_one: bool = False) -> Iterator[None]:
+def graph_applied(name: str, graph: Any, model: nn.Module, *, is_unfused: bool = False) -> Iterator[None]:
     """Compiles a model by a plan inside the context. graph: the `CompiledGraph` of a plan for model `name`.
 
     Raises `InputError` for another version of PyTorch, whose graphs may differ, and for a compiled model.
@@ -171,12 +170,12 @@ def graph_applied(name: str, graph: Any, model: nn.Module, *, one_by_one: bool =
         what = f"it was made with PyTorch {graph.torch}, and this is {release()}"
         raise InputError.single(f"plan for {name}", "graph.torch", what, "make the plan anew with this version")
     if not graph.is_planned:
-        with graphs_applied(model, usual, one_by_one=one_by_one):
+        with graphs_applied(model, usual, is_unfused=is_unfused):
             yield
         return
     again = [GraphOperator(each.module, each.op, each.number) for each in graph.again]
     partition = PlannedPartition(name, graph.modules, again)
-    with graphs_applied(model, partition.settings, one_by_one=one_by_one, refusal=lambda: partition.refusal):
+    with graphs_applied(model, partition.settings, is_unfused=is_unfused, refusal=lambda: partition.refusal):
         yield
 
 
@@ -204,13 +203,13 @@ def graphs_applied(
     model: nn.Module,
     settings: Settings,
     *,
-    one_by_one: bool = False,
+    is_unfused: bool = False,
     refusal: Callable[[], InputError | None] = lambda: None,
 ) -> Iterator[None]:
     """Compiles a model as a whole inside the context; calls without gradients run as before.
 
-    settings: entered around each call. one_by_one: the graphs run operator by operator, unfused, so that what they do
-    can be watched. refusal: an error to raise in place of the compiler's.
+    settings: entered around each call. is_unfused: the graphs run operator by operator, so that what they do can be
+    watched. refusal: an error to raise in place of the compiler's.
     """
     run: Callable[..., Any] | None = None
 
@@ -219,7 +218,7 @@ def graphs_applied(
         if not torch.is_grad_enabled():
             return own
         if run is None:
-            backend = partial(compile_fx, inner_compile=_one_by_one) if one_by_one else "inductor"
+            backend = one_by_one if is_unfused else "inductor"
             run = torch.compile(own, fullgraph=True, dynamic=False, backend=backend)
         return call
 
@@ -238,6 +237,16 @@ def graphs_applied(
         yield
 
 
-def _one_by_one(graph: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+def one_by_one(graph: fx.GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any] | None = None) -> Any:
+    """A backend that treats a graph as TorchInductor does until it fuses operators, and runs the result unfused.
+
+    settings: of TorchInductor.
+    """
+    # The cache does not tell these graphs from fused ones.
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(graph, list(inputs), inner_compile=_unfused, config_patches=dict(settings or {}))
+
+
+def _unfused(graph: fx.GraphModule, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
     run: Callable[..., Any] = boxed_nop(graph, list(example_inputs))
     return run

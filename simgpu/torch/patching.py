@@ -18,8 +18,17 @@ def replaced_forward(module: nn.Module, choose: Choose) -> Iterator[None]:
     """Inside the context, calls of a module run the forward that `choose` returns.
 
     The module gets a class of its own, derived from its class. Copied or pickled it has its own class again. A forward
-    that the module itself has, not its class, is put aside meanwhile.
+    that the module itself has, not its class, is put aside meanwhile. Of a module that is compiled in place, by
+    ``module.compile()``, the compiled call is replaced, which Dynamo must not trace into what `choose` returns.
     """
+    compiled = module._compiled_call_impl
+    if compiled is not None:
+        module._compiled_call_impl = lambda *args, **kwargs: choose(module, compiled)(*args, **kwargs)
+        try:
+            yield
+        finally:
+            module._compiled_call_impl = compiled
+        return
     plain, own = type(module), vars(module).pop("forward", None)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -319,5 +319,6 @@ MODULES: Table[ModuleCall] = Table(
         number_column("saved", "tensors"),
         ids_column("inputs"),
         ids_column("input_types"),
+        _mark_column("is_compiled"),
     ),
 )

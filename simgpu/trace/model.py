@@ -225,7 +225,7 @@ class ModuleCall:
     the kernel that had run last when it returned. saved_before: how many of the trace's saved tensors had been saved
     before the call. saved: how many were saved inside it. inputs: for each tensor that it was given, its block;
     input_types: and its number format and shape, such as ``float32:2x64`` (`simgpu.torch.types`), empty where not
-    known.
+    known. is_compiled: whether code of ``torch.compile`` ran in it, whose operators PyTorch does not see one by one.
     """
 
     module: str
@@ -235,6 +235,7 @@ class ModuleCall:
     saved: int
     inputs: tuple[str, ...] = ()
     input_types: tuple[str, ...] = ()
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Training loops that call a model, or its parts, several times in a step."""
+"""Training loops of other kinds: several calls of a model or its parts, several runs of backward, compiled parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, Optimizer
 
-from tests.plans.models import ResNet
+from tests.plans.models import Gpt, ResNet
 
 
 class Training(NamedTuple):
@@ -141,10 +141,27 @@ def backward_twice() -> Training:
     return Training(model, [optimizer], step)
 
 
+def compiled() -> Training:
+    """Blocks that are compiled, one of them in part."""
+    model, words = Gpt(), torch.randint(50, (16, 12))
+    model.blocks[0].mlp = torch.compile(model.blocks[0].mlp)
+    for block in model.blocks[1:]:
+        block.compile()
+    optimizer = Adam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(words).flatten(0, -2), words.flatten()).backward()
+        optimizer.step()
+
+    return Training(model, [optimizer], step)
+
+
 LOOPS: dict[str, Callable[[], Training]] = {
     "accumulating": accumulating,
     "contrasting": contrasting,
     "competing": competing,
     "teaching": teaching,
     "backward-twice": backward_twice,
+    "compiled": compiled,
 }

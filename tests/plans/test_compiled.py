@@ -62,7 +62,7 @@ def recorded_with(name: str, batch: int, partition: PlannedPartition) -> Trace:
     """The iteration as PyTorch runs it with a choice of what runs again."""
 
     def around(model: nn.Module) -> Any:
-        return graphs_applied(model, partition.settings, one_by_one=True)
+        return graphs_applied(model, partition.settings, is_unfused=True)
 
     factory = MODELS.get(name, layers)
     return Session(factory, batch, "cpu", 1, 1, 0, "sgd", 0, False, "", lambda text: None, around=around).run()

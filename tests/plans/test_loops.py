@@ -71,10 +71,16 @@ def expect_agreement(name: str, part: float, offload: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "offload"),
-    [(name, name in ("accumulating", "backward-twice")) for name in LOOPS],
+    [(name, name in ("accumulating", "backward-twice")) for name in LOOPS if name != "compiled"],
 )
 def test_pytorch_does_what_was_planned(name: str, offload: bool) -> None:
     expect_agreement(name, 0.3, offload)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
+def test_compiled_parts_run_as_planned_with_code_of_torchinductor(offload: bool) -> None:
+    expect_agreement("compiled", 0.3, offload)
 
 
 @pytest.mark.exhaustive

@@ -51,12 +51,12 @@ class FSDPModule(nn.Linear):
         (
             lambda: torch.compile(nn.Linear(4, 4)),
             f"module: the model is wrapped by torch.compile (OptimizedModule); {_EAGER}pass the module before "
-            "torch.compile (model._orig_mod), or set TORCHDYNAMO_DISABLE=1",
+            "torch.compile (model._orig_mod), set TORCHDYNAMO_DISABLE=1, or use simgpu.record_step",
         ),
         (
             lambda: named(layers=nn.Sequential(nn.ReLU(), torch.compile(nn.Linear(4, 4)))),
             f"module: 'layers.1' is wrapped by torch.compile (OptimizedModule); {_EAGER}pass the module before "
-            "torch.compile (model.layers.1._orig_mod), or set TORCHDYNAMO_DISABLE=1",
+            "torch.compile (model.layers.1._orig_mod), set TORCHDYNAMO_DISABLE=1, or use simgpu.record_step",
         ),
         (
             _compiled_in_place,
@@ -173,7 +173,10 @@ def test_a_compiled_function_is_refused_where_it_is_called_and_does_not_end_the_
     lines = _COMPILED.splitlines()
     place = {name: lines.index(f"        return {name}") + 1 for name in ("self.what(self.fc(x))", "self.go(x)")}
     place["in forward"] = lines.index("        return torch.compile(self.fc)(x)") + 1
-    remedy = f"which is compiled by torch.compile; {_EAGER}call it before torch.compile, or set TORCHDYNAMO_DISABLE=1"
+    remedy = (
+        f"which is compiled by torch.compile; {_EAGER}call it before torch.compile, set TORCHDYNAMO_DISABLE=1, or use "
+        "simgpu.record_step"
+    )
     expected = [
         f"model, script.py:{place['self.what(self.fc(x))']}: it calls function, {remedy}",
         f"model, script.py:{place['self.what(self.fc(x))']}: it calls whole, {remedy}",

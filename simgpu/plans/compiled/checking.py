@@ -25,12 +25,12 @@ class CompiledCheck(Check):
 
     def plain(self) -> AbstractContextManager[None]:
         """The compiled model without the plan."""
-        return graphs_applied(self.workload.module, usual, one_by_one=True)
+        return graphs_applied(self.workload.module, usual, is_unfused=True)
 
     def applied(self) -> AbstractContextManager[None]:
         """The plan around the model."""
         graph, made = self.plan.graph, self.plan.made_for
-        return graph_applied(made.model, graph, self.workload.module, one_by_one=True)
+        return graph_applied(made.model, graph, self.workload.module, is_unfused=True)
 
     def run(self) -> PlanCheck:
         """All comparisons."""
@@ -38,7 +38,7 @@ class CompiledCheck(Check):
         if findings[0].agrees is None:
             notes.append(NOT_REPEATABLE)
         joint = Joint()
-        with graphs_applied(self.workload.module, joint.settings, one_by_one=True):
+        with graphs_applied(self.workload.module, joint.settings, is_unfused=True):
             plain = self._recorded()
         try:
             check_iteration(self.plan, plain)

@@ -91,7 +91,7 @@ def _compiled_by(joint: Joint) -> Callable[[Any], AbstractContextManager[None]]:
     """A context for a model, which is compiled inside; its graphs run operator by operator."""
     from simgpu.torch.graphs import graphs_applied
 
-    return lambda model: graphs_applied(model, joint.settings, one_by_one=True)
+    return lambda model: graphs_applied(model, joint.settings, is_unfused=True)
 
 
 def _no_graph(name: str, error: SimgpuError) -> SimgpuError:

@@ -129,7 +129,7 @@ class ModelledSession:
         """Enters the contexts of a run without a device; returns the workload on fake tensors."""
         autocasts = stack.enter_context(self._autocast())
         factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
-        stack.enter_context(refuse_unsupported(self.name, compiles=self.around is not None))
+        stack.enter_context(refuse_unsupported(self.name, may_compile=self.around is not None))
         stack.enter_context(own_random_state(_CPU, seed=0))
         mode = stack.enter_context(fake_tensors(self.name))
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())

@@ -149,6 +149,11 @@ class RealArguments(TorchDispatchMode):
         super().__init__()
         self._stand = stand
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """True: otherwise PyTorch would not run compiled code while this mode is active."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

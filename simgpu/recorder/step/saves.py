@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -35,15 +35,17 @@ class _Packed:
 
 @dataclass(slots=True)
 class _Unpacked:
-    """A tensor that an operator of backward has unpacked. others: references to its block from elsewhere."""
+    """Tensors of one block that operators of backward have unpacked. others: references to it from elsewhere."""
 
-    note: SavedNote
-    key: int
     others: int
+    notes: list[SavedNote]
 
 
 class StepSaves:
-    """Notes what autograd saves, if its hooks are installed (`watching`) and `look` is called before each operator."""
+    """Notes what autograd saves, if its hooks are installed (`watching`) and `look` is called before each operator.
+
+    stand: of a tensor that is saved, the one that stands for it, which the ledger knows.
+    """
 
     def __init__(self, notes: SaveNotes, ledger: Ledger) -> None:
         self.notes = notes
@@ -51,9 +53,10 @@ class StepSaves:
         self._held: Counter[int] = Counter()
         self._storages: dict[int, int] = {}
         self._pending: dict[int, list[SavedNote]] = {}
-        self._unpacked: list[_Unpacked] = []
+        self._unpacked: dict[int, _Unpacked] = {}
         self._untouched: list[tuple[SavedNote, _Packed]] = []
         self.was_refused = False
+        self.stand: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -84,13 +87,16 @@ class StepSaves:
         for key in [key for key in self._pending if self._others(key) <= 0]:
             for note in self._pending.pop(key):
                 note.dropped = last
-        still = []
-        for each in self._unpacked:
-            if self._others(each.key) <= each.others:
-                each.note.unused = last
-            else:
-                still.append(each)
-        self._unpacked = still
+        self._settle()
+
+    def _settle(self) -> None:
+        """Notes what operators of backward have dropped: of one block, what was unpacked first."""
+        for key, unpacked in list(self._unpacked.items()):
+            held = max(self._others(key) - unpacked.others, 0)
+            while len(unpacked.notes) > held:
+                unpacked.notes.pop(0).unused = self._last()
+            if not unpacked.notes:
+                del self._unpacked[key]
 
     def finish(self) -> None:
         """Called at the end: what is still referenced is held to the end."""
@@ -99,6 +105,9 @@ class StepSaves:
             for note in notes:
                 note.dropped = "end"
         self._pending.clear()
+        for note in self.notes.saved:
+            if note.freed is not None and note.unused is not None:
+                note.freed = max(note.freed, note.unused)
         self.notes.is_finished = True
 
     def result(self, numbers: Mapping[int, int]) -> Saves:
@@ -117,6 +126,7 @@ class StepSaves:
     def _pack(self, tensor: torch.Tensor) -> _Packed:
         with torch.utils._python_dispatch._disable_current_modes():
             packed = _Packed(tensor.detach(), None)
+        tensor = self.stand(tensor)
         if self._ledger.holds_memory(tensor) and torch._C._current_graph_task_id() == -1:
             packed.note = note = self.notes.note_of(tensor)
             storage = tensor.untyped_storage()
@@ -142,7 +152,8 @@ class StepSaves:
                 note.before, packed.run = self._ledger.kernels, run
             note.is_reread = note.is_reread or run != packed.run
             key = packed.tensor.untyped_storage()._cdata
-            self._unpacked.append(_Unpacked(note, key, self._others(key)))
+            self._settle()
+            self._unpacked.setdefault(key, _Unpacked(self._others(key), [])).notes.append(note)
         # A tensor of its own, so that there is one more reference while the operator holds it.
         with torch.utils._python_dispatch._disable_current_modes():
             return packed.tensor.detach()
@@ -151,8 +162,9 @@ class StepSaves:
         self._held[key] -= 1
         if not self.notes.is_finished:
             note.freed = self._last()
-            self._unpacked = [each for each in self._unpacked if each.note is not note]
-            note.unused = note.freed if note.unused is None else note.unused
+            # Compiled code may still hold what it has unpacked.
+            if note.unused is None and all(each is not note for one in self._unpacked.values() for each in one.notes):
+                note.unused = note.freed
 
     def _storage_freed(self, key: int) -> None:
         self._storages.pop(key, None)
