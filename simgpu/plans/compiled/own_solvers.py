@@ -14,6 +14,8 @@ from simgpu.plans.projections import Projection
 
 SOLVERS = ("dp", "ilp")
 BUDGETS = tuple(n / 10 for n in range(1, 10))
+#: Fewer, for graphs whose splits take seconds each.
+BUDGETS_OF_LARGE = (0.3, 0.6)
 
 
 def own_solvers(step: CompiledStep, budget: int) -> list[Projection]:

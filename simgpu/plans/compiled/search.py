@@ -1,8 +1,8 @@
 """The search for the split of a compiled step that takes the least time within a budget.
 
 An integer program chooses what is saved and what runs again (`program.py`); PyTorch's partitioner makes a split of that
-choice, whose iteration is built and looked at where it exceeds the budget. That adds a limit, until a split fits. At
-last it is tried whether one operator less has to run again.
+choice, whose iteration is built and looked at where it exceeds the budget. That adds a limit, until a split fits. What
+PyTorch's own solvers choose is tried too. At last it is tried whether one operator less has to run again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from simgpu.plans.candidate import Trail, plain_trail
 from simgpu.plans.compiled.iteration import Planned
+from simgpu.plans.compiled.own_solvers import BUDGETS, BUDGETS_OF_LARGE, SOLVERS
 from simgpu.plans.compiled.partitions import Split
 from simgpu.plans.compiled.program import LateLimit, Limit
 from simgpu.plans.compiled.step import CompiledStep
@@ -76,6 +78,8 @@ class CompiledSearch:
             self._program()
             if self._best() is None:
                 self.smallest()
+            if not self._is_close():
+                self._own_solvers()
             self._less()
         best = self._best()
         if best is None:
@@ -132,6 +136,12 @@ class CompiledSearch:
         """Whether a split of a large graph is so close to its lower bound that no other is looked for."""
         best = self._best()
         return not self._is_small and best is not None and best.time_ns <= self.lower_bound() * (1 + _NARROW)
+
+    def _own_solvers(self) -> None:
+        """Tries what PyTorch's own solvers choose: with each budget, of large graphs with two."""
+        for solver, budget in product(SOLVERS, BUDGETS if self._is_small else BUDGETS_OF_LARGE):
+            again = self.step.joint.by_solver(solver, budget).again
+            self.tried_with(frozenset(node for node in again if node in self.step.choice.times))
 
     def add_limit(self, tried: Tried) -> bool:
         """Adds a limit at the moment at which a split needs the most memory, if there is none."""
