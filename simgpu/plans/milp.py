@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simgpu.errors import MissingExtraError
-from simgpu.plans.rows import Chosen, Held, Memory
+from simgpu.plans.rows import ABSENT, Chosen, Held, Memory
 
 #: HiGHS branches this often, for programs up to so many columns and for larger ones. Its answer before it branches is
 #: within a few tenths of a percent of its bound on networks of thousands of choices. A limit of time would make answers
@@ -55,12 +55,16 @@ class IntegerProgram:
     tied: Mapping[Chosen, Chosen] = field(default_factory=dict)
 
     def binary(self, variable: Chosen) -> int:
-        """The column of a choice."""
-        return self._column(self.tied.get(variable, variable), 1.0, 1)
+        """The column of a choice; of what is absent at a moment, a number from 0 to 1."""
+        return self._column(self.tied.get(variable, variable), 1.0, 0 if variable.kind == ABSENT else 1)
 
     def number(self, name: Any, upper: float = np.inf) -> int:
         """The column of a number from 0 to `upper`."""
         return self._column(name, upper, 0)
+
+    def relaxed(self) -> IntegerProgram:
+        """The program; a large one with choices that may be made in part: its bound is lower, and soon found."""
+        return replace(self, integral=[0] * len(self.integral)) if len(self.columns) > _SMALL else self
 
     def row(self, coefficients: Mapping[int, float], least: float) -> None:
         """Requires a sum to be at least `least`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,10 +18,13 @@ from simgpu.plans.choices import Choices
 from simgpu.plans.regions import Steps, Unsaved
 from simgpu.trace.model import BlockKind
 
+OFFLOAD, ABSENT = "offload", "absent"
+
 
 class Chosen(NamedTuple):
     """A variable of 0 or 1: region `number` is checkpointed (kind ``region``), it keeps the result of kernel `kernel`
-    (``keep``), or block `number` is offloaded (``offload``)."""
+    (``keep``), or block `number` is offloaded (``offload``); or the part of an offloaded block that is not in memory
+    while kernel `kernel` runs (``absent``)."""
 
     kind: str
     number: int
@@ -55,6 +58,17 @@ class Memory:
     held: list[Held] = field(default_factory=list)
 
 
+def absent_at(memory: Memory, kernel: int) -> Memory:
+    """The memory if an offloaded block may have been copied in part when a kernel runs."""
+    return replace(memory, held=[Held(each.bytes, tuple(_absent(each, kernel))) for each in memory.held])
+
+
+def _absent(held: Held, kernel: int) -> Iterator[tuple[tuple[tuple[Chosen, int], ...], int]]:
+    for terms, constant in held.reasons:
+        own = ((Chosen(ABSENT, v.number, kernel) if v.kind == OFFLOAD else v, factor) for v, factor in terms)
+        yield tuple(own), constant
+
+
 class _Reason(NamedTuple):
     """The kernel until which it holds a block, the first that needs it, and when it holds (an expression).
 
@@ -71,10 +85,15 @@ class _Reason(NamedTuple):
 
 
 class Rows:
-    """Gives the memory at moments of plans."""
+    """Gives the memory at moments of plans.
 
-    def __init__(self, choices: Choices) -> None:
+    is_bound: whether no plan may need less, rather than no plan more: a block that a plan needs early and another one
+    late then counts as absent until late.
+    """
+
+    def __init__(self, choices: Choices, *, is_bound: bool = False) -> None:
         self.choices = choices
+        self._is_bound = is_bound
         self.steps: Steps = choices.steps
         self.offloadable = frozenset(choices.offloadable)
         self.starts = [self._start(r) for r in range(len(choices.regions))]
@@ -127,6 +146,14 @@ class Rows:
                     when = ({Chosen("keep", r, k): 1}, 0)
                     result[b].append(_Reason(until, 0, when, False, keeper=r, taken=max(k, self.steps.dropped[b])))
         return dict(result)
+
+    @cached_property
+    def needed(self) -> dict[int, int]:
+        """By block, the kernel before which every plan needs it back."""
+        return {
+            b: max((each.before for each in reasons if each.by_autograd), default=self.steps.count)
+            for b, reasons in self.reasons.items()
+        }
 
     def results(self, k: int) -> Iterator[int]:
         """The blocks that a kernel makes, without its workspace."""
@@ -199,13 +226,13 @@ class Rows:
         needed = min((each.before for each in active if each.by_autograd), default=0)
         for each in active:
             terms, constant = dict(each.when[0]), each.when[1]
-            if each.by_autograd and b in self.offloadable and k < needed:
-                terms[Chosen("offload", b)] = -1
+            if each.by_autograd and b in self.offloadable and k < (each.before if self._is_bound else needed):
+                terms[Chosen(OFFLOAD, b)] = -1
             expressions.append((tuple(sorted(terms.items())), constant))
         distinct = tuple(dict.fromkeys(expressions))
         if any(not terms and constant for terms, constant in distinct):
             memory.constant += bytes_
-        elif len(distinct) == 1 and not any(variable.kind == "offload" for variable, _ in distinct[0][0]):
+        elif len(distinct) == 1 and not any(variable.kind == OFFLOAD for variable, _ in distinct[0][0]):
             for variable, factor in distinct[0][0]:
                 memory.terms[variable] += factor * bytes_
             memory.constant += distinct[0][1] * bytes_

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import NodeSpec
+from simgpu.plans.bound import Bound
 from simgpu.plans.candidate import Candidate, Trail
 from simgpu.plans.choices import Choices
 from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
@@ -105,16 +106,22 @@ class Search:
         return Found(candidate, time_ns, peak, min(self.lower_bound(), time_ns), self.tried)
 
     def lower_bound(self) -> int:
-        """No plan within the budget is faster. Where tensors may be offloaded it is the time of the plain step.
+        """No plan within the budget is faster.
 
-        Memory is linear in what is recomputed, and looked at where plans exceeded the budget. With offloads it depends
-        on when copies end: an early copy back counts although a late one might not be there yet.
+        Memory is linear in what is recomputed, and looked at where plans exceeded the budget (`bound.py`: where tensors
+        may be offloaded).
         """
-        if self.choices.offloadable:
-            return self.choices.steps.trace.compute_ns
         self.progress("planning, for a lower bound")
-        solved = solve(self._program(_Assumed(is_bound=True)))
-        return 0 if solved is None else int(solved.bound)
+        least = self.choices.steps.trace.compute_ns
+        if self.choices.offloadable:
+            plain = self.choices.candidate({}).trail(self.node).bytes
+            bound = Bound(
+                self._choices_only(_Assumed()), Rows(self.choices, is_bound=True), self.node.link, self.budget
+            )
+            solved = solve(bound.add(plain).relaxed())
+        else:
+            solved = solve(self._program(_Assumed(is_bound=True)))
+        return least if solved is None else max(int(solved.bound), least)
 
     def least_peak(self) -> Smallest:
         """The plan with the smallest peak; of networks with many choices, of those that were looked at."""

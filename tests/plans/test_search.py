@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its ext
 import torch
 from torch import nn
 
+from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.nodes import load_node
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
@@ -19,6 +22,7 @@ from simgpu.plans.regions import Steps, disjoint
 from simgpu.plans.search import Search, smallest
 from simgpu.recorder import record
 from simgpu.trace.model import Trace
+from tests.plans.iterations import random_regions
 from tests.plans.models import MODELS, Gpt
 
 NODE = load_node("v100")
@@ -65,6 +69,34 @@ def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str
     for search, each in zip(searches, found, strict=True):
         assert each is not None
         assert 0 < search.lower_bound() <= each.time_ns * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("name", "slower"), [("gpt", 8), ("unet", 64)])
+def test_no_plan_with_offloads_is_below_the_bound(name: str, slower: int) -> None:
+    """Random plans that fit are simulated on links of several bandwidths."""
+    steps = Steps(recorded(name))
+    choices = Choices(steps)
+    link = replace(
+        NODE.link, d2h_bandwidth=NODE.link.d2h_bandwidth // slower, h2d_bandwidth=NODE.link.h2d_bandwidth // slower
+    )
+    node = replace(NODE, link=link)
+    rng, fitting = random.Random(slower), 0
+    limits = budgets(choices, 4)[:4]
+    bounds = [Search(choices, node, budget).lower_bound() for budget in limits]
+    for _ in range(40):
+        regions = random_regions(steps, rng.randrange(1 << 20)) if rng.random() < 0.5 else ()
+        offloaded = [steps.trace.blocks[b].id for b in choices.offloadable if rng.random() < rng.choice([0.3, 0.9])]
+        candidate = Candidate(steps, regions, tuple(offloaded), rng.choice([1, 4]), rng.choice([1, 4]))
+        for budget, bound in zip(limits, bounds, strict=True):
+            try:
+                result = candidate.run(node, budget)
+            except OutOfMemoryError:
+                continue
+            fitting += 1
+            assert result.iteration_ns >= bound * (1 - 1e-6)
+    assert fitting > 10
+    assert bounds == sorted(bounds, reverse=True) and bounds[0] >= steps.trace.compute_ns
+    assert slower < 64 or bounds[0] > steps.trace.compute_ns
 
 
 def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
