@@ -30,7 +30,7 @@ class Loop:
         self._begin = begin
         self._group, self._called = 0, 0
         self._depth = 0
-        self._counts_now = False
+        self._is_counted = False
         self._has_stepped = False
         self._is_short = False
         #: Whether the last step has called all modules, and none failed.
@@ -58,12 +58,12 @@ class Loop:
         self._depth += 1
         if self._depth == 1:
             # Backward runs forward again where the model itself checkpoints.
-            self._counts_now = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-            if self._counts_now:
+            self._is_counted = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+            if self._is_counted:
                 self._call()
 
     def _returned(self) -> None:
-        if self._depth == 1 and self._counts_now:
+        if self._depth == 1 and self._is_counted:
             self._called += 1
             is_last = self._group == len(self._counts) - 1 and self._called == self._counts[-1]
             self.is_whole = is_last and not self._is_short
