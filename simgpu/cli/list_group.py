@@ -10,7 +10,7 @@ _COMMANDS = {
     "nodes": ("simgpu.cli.nodes:nodes", "List the nodes (machines) that ship with simgpu."),
     "policies": ("simgpu.cli.policies:policies", "List the memory policies and their parameters."),
     "scenarios": ("simgpu.cli.scenarios:scenarios", "List the scenarios and studies that ship with simgpu."),
-    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study or node files."),
+    "schema": ("simgpu.cli.schema:schema", "Print the JSON Schema of scenario, study, node or plan files."),
 }
 
 

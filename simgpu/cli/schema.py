@@ -1,17 +1,19 @@
-"""``simgpu list schema``: print the JSON Schema of simgpu's YAML files, for editors."""
+"""``simgpu list schema``: print the JSON Schema of simgpu's files, for editors and other programs."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 
+Kind = Literal["scenario", "study", "node", "plan"]
+
 
 @click.command()
-@click.argument("kind", type=click.Choice(["scenario", "study", "node"]), default="scenario")
-def schema(kind: Literal["scenario", "study", "node"]) -> None:
-    """Print the JSON Schema of scenario files (the default), study files or node files.
+@click.argument("kind", type=click.Choice(get_args(Kind)), default="scenario")
+def schema(kind: Kind) -> None:
+    """Print the JSON Schema of scenario files (the default), study files, node files or plans.
 
     Editors use it to complete keys and mark mistakes while you type. It includes the policies of other packages that
     are installed.
@@ -24,14 +26,15 @@ def schema(kind: Literal["scenario", "study", "node"]) -> None:
     click.echo(json.dumps(json_schema(kind), indent=2))
 
 
-def json_schema(kind: Literal["scenario", "study", "node"]) -> dict[str, Any]:
+def json_schema(kind: Kind) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of one kind of file, as plain data."""
     from simgpu.experiments.scenarios.model import ScenarioFile
     from simgpu.experiments.scenarios.study import StudyFile
     from simgpu.hardware.nodes import NodeFile
     from simgpu.io.schema import FileModel
+    from simgpu.torch.plan import Plan
 
-    models: dict[str, type[FileModel]] = {"scenario": ScenarioFile, "study": StudyFile, "node": NodeFile}
+    models: dict[str, type[FileModel]] = {"scenario": ScenarioFile, "study": StudyFile, "node": NodeFile, "plan": Plan}
     model = models[kind]
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, **_without_program_defaults(model.model_json_schema(by_alias=True, mode="validation"))}

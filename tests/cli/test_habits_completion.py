@@ -82,7 +82,7 @@ def test_completion_ignores_an_unknown_command() -> None:
         ("record digits-cnn --optimizer ada", ["adam", "adamw", "adagrad"]),
         ("record vgg", ["vgg11", "vgg16"]),
         ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam"]),
-        ("list schema ", ["scenario", "study", "node"]),
+        ("list schema ", ["scenario", "study", "node", "plan"]),
         ("reproduce ", [*PAPERS, "recordings"]),
         ("reproduce buddy ho", ["home"]),
         ("reproduce cdma.b", ["cdma.bandwidth_aware", "cdma.batches"]),
