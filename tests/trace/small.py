@@ -126,7 +126,8 @@ def _saved(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block]) -> tuple
             shape = draw(_maybe(st.lists(_COUNTS, max_size=4).map(tuple)))
             texts = draw(_maybe(_NAMES)), shape, draw(_maybe(_NAMES))
             packed = ids[after] if after >= 0 else None
-            saved.append(SavedTensor(name, draw(_COUNTS), packed, before, dropped, unused, freed, *texts))
+            ends = before, dropped, unused, freed
+            saved.append(SavedTensor(name, draw(_COUNTS), packed, *ends, *texts, draw(st.booleans())))
     return tuple(saved)
 
 
@@ -140,7 +141,8 @@ def _modules(draw: st.DrawFn, kernels: list[Kernel], blocks: list[Block], saved:
         first, stop = sorted(draw(st.lists(st.integers(0, saved), min_size=2, max_size=2)))
         inputs = tuple(draw(st.lists(st.sampled_from([b.id for b in blocks]), unique=True))) if blocks else ()
         types = ("float32:2x3",) * len(inputs)
-        calls.append(ModuleCall(draw(_NAMES), places[after], places[until], first, stop - first, inputs, types))
+        tensors = first, stop - first, inputs, types
+        calls.append(ModuleCall(draw(_NAMES), places[after], places[until], *tensors, draw(st.booleans())))
     return tuple(calls)
 
 
