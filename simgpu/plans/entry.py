@@ -19,7 +19,7 @@ from simgpu.plans.search import Search, smallest
 from simgpu.torch.plan import KeptResult, OffloadedTensor, Plan, Predicted, RecomputedModule
 from simgpu.torch.types import tensor_type
 from simgpu.trace.check import check_trace
-from simgpu.trace.model import Trace
+from simgpu.trace.model import Phase, Trace
 
 if TYPE_CHECKING:
     from simgpu.plans.compiled.step import CompiledStep
@@ -130,6 +130,9 @@ def other_settings(
 def _check(trace: Trace) -> None:
     if problems := check_trace(trace):
         raise InputError(problems)
+    if not any(kernel.phase is Phase.BACKWARD for kernel in trace.kernels):
+        what, remedy = "runs no backward, so nothing is saved for it", "record a training step"
+        raise InputError.single(trace.name or trace.info.model, "kernels", what, remedy)
     if not trace.saved or any(each.freed_after is None for each in trace.saved):
         what = "does not say what autograd saves and when it frees that, which a plan needs"
         remedy = "record the model with `simgpu record`, or give the model to `simgpu plan`"

@@ -198,7 +198,9 @@ class Steps:
                 if self.births[b] < region.first and not self.trace.blocks[b].persistent:
                     return f"changes {self.trace.blocks[b].id} in place, which existed before it"
         again = self.rerun_range(region)
-        reasons = (*(self._cannot_write(k) for k in again), *(self._cannot_read(region, start, k) for k in again))
+        # The kernel behind the last saved tensor does not run, but its operator begins, and saves what it was given.
+        reading = range(again.start, min(again.stop + 1, region.stop))
+        reasons = (*(self._cannot_write(k) for k in again), *(self._cannot_read(region, start, k) for k in reading))
         return next(filter(None, reasons), "")
 
     def _cannot_write(self, k: int) -> str:

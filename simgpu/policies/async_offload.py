@@ -138,7 +138,7 @@ class _Offload:
 
     until: by block position, the last kernel of backward that needs the block. evicted, fetched: results of
     `_stash_evictions` and `_fetch_order`. read: for each block, the kernels that read the fetched copy. offload_ended,
-    fetch_ended: events at the ends of copies.
+    fetch_ended: events at the ends of copies. gone: the blocks that have been evicted so far.
     """
 
     graph: TaskGraph
@@ -149,6 +149,7 @@ class _Offload:
     prefetch: int
     offload_ended: dict[int, int] = field(default_factory=dict)
     fetch_ended: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         blocks = self.blocks
@@ -197,12 +198,13 @@ class _Offload:
         )
         if number in self.evicted:
             writer.wait(self.offload_ended[self.evicted[number]])
+            self.gone.add(self.evicted[number])
 
     def _fetch(self, number: int) -> None:
         """Begin to fetch a block and those ahead of it that are not resident; compute waits for the block itself."""
         writer = self.writer
         window = range(number, max(number - self.prefetch, 0) - 1, -1)
-        missing = [other for other in window if other in self.offloaded and other not in self.fetch_ended]
+        missing = [other for other in window if other in self.gone and other not in self.fetch_ended]
         if missing:
             for other in missing:
                 writer.acquire((self._form(other),))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from simgpu.torch.patching import Hook
 from simgpu.torch.types import WHOLE
 
 #: Layer of operators that run in forward outside the model.
@@ -52,8 +53,8 @@ class LayerTracker:
     def __enter__(self) -> LayerTracker:
         for path, module in self._module.named_modules():
             begin = partial(self._begin, path or WHOLE, path or type(module).__name__)
-            self._handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(lambda *_: self._end(), always_call=True))
+            self._handles.append(module.register_forward_pre_hook(Hook(begin), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(Hook(self._end), always_call=True))
         self._note()
         return self
 
@@ -88,7 +89,7 @@ class LayerTracker:
         if self.watcher is not None:
             self.watcher.called(path, args, kwargs)
 
-    def _end(self) -> None:
+    def _end(self, *_: Any) -> None:
         self._running.pop()
         self._note()
         if self.watcher is not None:

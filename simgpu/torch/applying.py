@@ -60,6 +60,9 @@ def applied(
 
     tally: counts the copied bytes. copies: what copies; by default the streams of the model's device.
     """
+    if not isinstance(model, nn.Module):
+        what, remedy = f"it is a {type(model).__name__}, not a module", "give the torch.nn.Module that trains"
+        raise InputError.single(f"plan for {plan.made_for.model}", "model", what, remedy)
     check_model(plan, model)
     if plan.graph is not None:
         from simgpu.torch.graphs import graph_applied  # PyTorch's compiler takes long to import

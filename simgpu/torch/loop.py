@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from simgpu.torch.patching import Hook
 from simgpu.torch.types import parts_of
 
 #: What happens when a step begins. Its argument: whether the step before it ran whole.
@@ -21,12 +23,12 @@ class Loop:
 
     groups: the modules that the loop calls in a step; after each group, an optimizer of the model steps. A step in
     which it does so earlier, as at the end of an epoch, goes on with the next group; one in which it does not step, as
-    where a gradient scaler finds infinity, goes on after as many calls as the group has.
+    where a gradient scaler finds infinity, goes on after as many calls as the group has. A call of the first module
+    where another is next begins a step, as after an exception; other calls out of turn do not count.
     """
 
     def __init__(self, groups: Sequence[Sequence[str]], begin: Begin) -> None:
-        self._paths = dict.fromkeys(path for group in groups for path in group)
-        self._counts = [len(group) for group in groups]
+        self._groups = [tuple(group) for group in groups]
         self._begin = begin
         self._group, self._called = 0, 0
         self._depth = 0
@@ -46,51 +48,42 @@ class Loop:
                 self._has_stepped = True
 
         with ExitStack() as stack:
-            for path in self._paths:
-                stack.callback(modules[path].register_forward_pre_hook(_Hook(self._enter)).remove)
-                stack.callback(modules[path].register_forward_hook(_Hook(self._returned)).remove)
-                stack.callback(modules[path].register_forward_hook(_Hook(self._leave), always_call=True).remove)
-            if sum(self._counts) > 1:
+            for path in dict.fromkeys(path for group in self._groups for path in group):
+                stack.callback(modules[path].register_forward_pre_hook(Hook(partial(self._enter, path))).remove)
+                stack.callback(modules[path].register_forward_hook(Hook(self._returned)).remove)
+                stack.callback(modules[path].register_forward_hook(Hook(self._leave), always_call=True).remove)
+            if len(self._groups) > 1 or len(self._groups[0]) > 1:
                 stack.callback(register_optimizer_step_post_hook(stepped).remove)
             yield
 
-    def _enter(self) -> None:
+    def _enter(self, path: str, *_: Any) -> None:
         self._depth += 1
         if self._depth == 1:
             # Backward runs forward again where the model itself checkpoints.
             self._is_counted = torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
             if self._is_counted:
-                self._call()
+                self._call(path)
 
-    def _returned(self) -> None:
+    def _returned(self, *_: Any) -> None:
         if self._depth == 1 and self._is_counted:
             self._called += 1
-            is_last = self._group == len(self._counts) - 1 and self._called == self._counts[-1]
+            is_last = self._group == len(self._groups) - 1 and self._called == len(self._groups[-1])
             self.is_whole = is_last and not self._is_short
 
-    def _leave(self) -> None:
+    def _leave(self, *_: Any) -> None:
         self._depth -= 1
 
-    def _call(self) -> None:
-        count = self._counts[self._group]
+    def _call(self, path: str) -> None:
+        count = len(self._groups[self._group])
         if self._called and (self._has_stepped or self._called == count):
             self._is_short = self._is_short or self._called < count
-            self._group, self._called = (self._group + 1) % len(self._counts), 0
+            self._group, self._called = (self._group + 1) % len(self._groups), 0
         self._has_stepped = False
+        if self._groups[self._group][self._called] != path:
+            if self._groups[0][0] != path:
+                self._is_counted = False
+                return
+            self._group = self._called = 0
         if not self._group and not self._called:
             self._begin(self.is_whole)
             self.is_whole = self._is_short = False
-
-
-class _Hook:
-    """A hook of a module's forward. Copied or pickled it does nothing."""
-
-    def __init__(self, run: Callable[[], None] | None = None) -> None:
-        self._run = run
-
-    def __call__(self, *_: Any) -> None:
-        if self._run is not None:
-            self._run()
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()

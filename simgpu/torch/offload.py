@@ -36,6 +36,13 @@ class Saved(NamedTuple):
     stride: tuple[int, ...]
 
 
+class Kept(NamedTuple):
+    """Autograd's substitute for a tensor that is not offloaded, and the tensor's version when it was saved."""
+
+    tensor: torch.Tensor
+    version: int
+
+
 class Choice(Protocol):
     """Which saved tensors are offloaded."""
 
@@ -91,16 +98,21 @@ class AsyncOffload:
     def _forget(self) -> None:
         self._saved, self._by_storage, self._offloading = [], {}, []
 
-    def _pack(self, tensor: torch.Tensor) -> Saved | torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> Saved | Kept:
         storage = self._offloadable(tensor) if self._choice.chooses(tensor) else None
         if storage is None:
-            return tensor
+            # A result that an operator saves refers to that operator, which would then never be freed.
+            with _disable_current_modes():
+                return Kept(tensor if tensor.grad_fn is None else tensor.detach(), _version(tensor))
         block = self._block_of(tensor, storage)
         return Saved(block, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def _unpack(self, saved: Saved | torch.Tensor) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
+    def _unpack(self, saved: Saved | Kept) -> torch.Tensor:
+        if isinstance(saved, Kept):
+            if _version(saved.tensor) != saved.version:  # PyTorch does not look where there are hooks
+                shape = tuple(saved.tensor.shape)
+                raise RuntimeError(f"a tensor of shape {shape} that is saved for backward was changed in place")
+            return saved.tensor
         self._fetch_ahead(saved.block)
         memory = saved.block.use()
         with _disable_current_modes():  # a view, which is no operator of the step
@@ -149,6 +161,11 @@ class AsyncOffload:
             if wanted is not None and wanted.data is None:
                 wanted.fetch(self._in)
                 self._tally.h2d_bytes += wanted.nbytes
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Counts in-place changes; PyTorch does not count those of a tensor made in inference mode."""
+    return -1 if tensor.is_inference() else int(tensor._version)
 
 
 class Block:

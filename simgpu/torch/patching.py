@@ -1,4 +1,4 @@
-"""Replaces the forward of a module, so that copies of the module are plain."""
+"""Replaces the forward of a module and adds hooks to it, so that copies of the module are plain."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from torch import nn
 
 #: Of a module and its plain forward, the forward that runs.
 Choose = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+
+
+class Hook:
+    """A hook of a module. Copied or pickled it does nothing."""
+
+    def __init__(self, run: Callable[..., None] | None = None) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any) -> None:
+        if self._run is not None:
+            self._run(*args)
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
 
 
 @contextmanager

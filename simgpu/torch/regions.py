@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -46,14 +46,16 @@ def checkpointed(path: str, module: nn.Module, forward: Callable[..., Any], keep
 class _Again:
     """A forward that runs twice: first with its own arguments, then with new containers of the given tensors.
 
-    The first run may change a list or a dictionary that it was given; the second one gets it as it was. Random numbers
-    of Python and NumPy are repeated if the first run drew any; `torch.utils.checkpoint` repeats those of PyTorch.
+    The first run may change a list or a dictionary that it was given; the second one gets it as it was. Modules that
+    trained in the first run train in the second one, and no others. Random numbers of Python and NumPy are repeated if
+    the first run drew any; `torch.utils.checkpoint` repeats those of PyTorch.
     """
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._module = module
+        self._trained = [part.training for part in module.modules()]
         self._forward = forward
         self._own: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
         leaves, self._layout = tree_flatten((args, kwargs))
@@ -83,6 +85,7 @@ class _Again:
         args, kwargs = tree_unflatten(filled, self._layout)
         del filled, given
         with ExitStack() as stack:
+            stack.enter_context(_training(self._module, self._trained))
             stack.enter_context(statistics_unchanged(self._module))
             if self._drawn is not None:
                 stack.enter_context(self._drawn.repeated())
@@ -153,6 +156,20 @@ class _Keeping:
         ]
         if problems:
             raise InputError(problems)
+
+
+@contextmanager
+def _training(module: nn.Module, flags: Sequence[bool]) -> Iterator[None]:
+    """Inside the context, the parts of a module train or evaluate as these say."""
+    parts = list(module.modules())
+    before = [part.training for part in parts]
+    for part, flag in zip(parts, flags, strict=True):
+        part.training = flag
+    try:
+        yield
+    finally:
+        for part, flag in zip(parts, before, strict=True):
+            part.training = flag
 
 
 #: By device, what counts batches while a region runs again.

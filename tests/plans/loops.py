@@ -126,6 +126,55 @@ def teaching() -> Training:
     return Training(model, [optimizer], step)
 
 
+class Conditioned(nn.Module):
+    """Its scale is an attribute, which the loop sets before each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(64, 256), nn.Linear(256, 64), torch.ones(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.last(torch.relu(self.first(x)))) * self.scale
+
+
+def conditioned() -> Training:
+    """Two calls of modules that read a tensor which is not among their inputs."""
+    model = nn.Sequential(*(Conditioned() for _ in range(3)))
+    optimizer = SGD(model.parameters(), 0.1)
+
+    def call(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        for part in model:
+            part.scale = scale
+        result: torch.Tensor = model(x)
+        return result
+
+    def step() -> None:
+        optimizer.zero_grad()
+        one, two = (call(torch.randn(256, 64), torch.rand(64)) for _ in range(2))
+        (one * two).square().mean().backward()
+        optimizer.step()
+
+    return Training(model, [optimizer], step)
+
+
+def evaluated() -> Training:
+    """The model evaluates between forward and backward."""
+    model, images = ResNet(), torch.randn(16, 3, 16, 16)
+    optimizer = SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        output = model(images)
+        model.eval()
+        with torch.no_grad():
+            target = model(images.flip(-1))
+        functional.mse_loss(output, target).backward()
+        model.train()
+        optimizer.step()
+
+    return Training(model, [optimizer], step)
+
+
 def backward_twice() -> Training:
     """Two losses, each with a run of backward through the same forward."""
     model, images, labels = ResNet(), torch.randn(16, 3, 16, 16), torch.randint(10, (16,))
@@ -162,6 +211,8 @@ LOOPS: dict[str, Callable[[], Training]] = {
     "contrasting": contrasting,
     "competing": competing,
     "teaching": teaching,
+    "conditioned": conditioned,
+    "evaluated": evaluated,
     "backward-twice": backward_twice,
     "compiled": compiled,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -89,6 +90,26 @@ def test_compiled_parts_run_as_planned_with_code_of_torchinductor(offload: bool)
 @pytest.mark.parametrize("name", LOOPS)
 def test_pytorch_does_what_was_planned_at_every_budget(name: str, part: float, offload: bool) -> None:
     expect_agreement(name, part, offload)
+
+
+def test_what_leaves_memory_late_is_not_fetched_before() -> None:
+    """Backward of one loss may want a block back that makes room for a later one only after it."""
+    torch.manual_seed(0)
+    trace = recorded(LOOPS["competing"]())
+    blocks = [trace.blocks[b].id for b in Choices(Steps(trace)).offloadable]
+    rng = random.Random(0)
+    for _ in range(60):
+        offloaded = tuple(each for each in blocks if rng.random() < 0.4)
+        candidate = Candidate(Steps(trace), (), offloaded, rng.choice([1, 2, 8]), rng.choice([1, 2, 8]))
+        assert candidate.run(NODE, 1 << 40).iteration_ns >= trace.compute_ns
+
+
+def test_a_step_without_backward_is_refused() -> None:
+    loop = accumulating()
+    with simgpu.record_step(loop.model, loop.optimizers) as recording:
+        loop.model(torch.randn(4, 3, 16, 16))
+    with pytest.raises(InputError, match="runs no backward"):
+        simgpu.plan(recording.trace, NODE)
 
 
 def test_what_the_loop_calls_between_steps_of_optimizers_is_in_the_plan(tmp_path: Path) -> None:

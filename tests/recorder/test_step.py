@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -695,3 +696,14 @@ def test_function_of_the_users_own_is_not_taken_to_write_in_place() -> None:
         Selected.apply(weight[0] * 2, torch.arange(5000, device="cuda")).sum().backward()
     made = [each for each in recording.requests.requests if "scatter" in str(each.stack[-1])]
     assert len(made) == 1
+
+
+def test_copies_of_a_model_are_made_and_called_while_it_is_recorded() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with simgpu.record_step(model, optimizer) as recording:
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            copied(x)
+        model(x).sum().backward()
+        optimizer.step()
+    assert [each.module for each in recording.trace.modules] == [".", "0", "1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from torch import nn
 
 import simgpu
 from simgpu.errors import InputError
+from simgpu.torch.copies import copies_of
+from simgpu.torch.listed import Listed
+from simgpu.torch.offload import AsyncOffload
 from simgpu.torch.plan import Plan, read_plan
+from simgpu.torch.transfers import Tally
 from tests.plans.iterations import regions_applied, training
 from tests.plans.models import MODELS, ResNet
 from tests.plans.test_checking import plan_of
@@ -113,6 +118,35 @@ def test_a_kept_result_that_does_not_occur_is_refused_by_name() -> None:
         block.forward = lambda x, memory=None: x * 1.5
     with pytest.raises(InputError, match="keeps"), plan.apply(other.workload.module):
         other.workload.output()
+
+
+@pytest.fixture
+def keeping() -> AsyncOffload:
+    """Hooks of a plan for what it does not offload."""
+    return AsyncOffload(copies_of(torch.device("cpu")), Tally(), Listed({}), prefetch=1, stash=1)
+
+
+def test_a_graph_without_backward_is_freed(keeping: AsyncOffload) -> None:
+    freed: list[bool] = []
+    with keeping.step():
+        result = torch.ones(4, requires_grad=True).exp()  # saves its own result
+        weakref.finalize(result.untyped_storage(), freed.append, True)
+        del result
+    assert freed == [True]
+
+
+def test_a_kept_tensor_that_changes_in_place_is_refused(keeping: AsyncOffload) -> None:
+    with keeping.step():
+        result = torch.ones(4, requires_grad=True).exp()
+        with torch.no_grad():
+            result.mul_(2)
+        with pytest.raises(RuntimeError, match=r"of shape \(4,\) that is saved for backward was changed in place"):
+            result.sum().backward()
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(InputError, match="it is a str, not a module"):
+        plan_of("convnet", 0.6, offload=False).apply("model").__enter__()
 
 
 def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:

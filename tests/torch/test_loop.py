@@ -58,6 +58,14 @@ def test_groups_follow_each_other() -> None:
     assert began == [False, True, True]
 
 
+def test_after_an_exception_the_first_module_begins_a_step() -> None:
+    model = nn.ModuleDict({"maker": nn.Linear(4, 4), "judge": nn.Linear(4, 4)})
+    with followed(model, [["maker", "judge", "judge"]]) as began:
+        for path in ("judge", "maker", "judge", "maker", "judge", "judge", "judge", "maker"):
+            model[path](X)
+    assert began == [False, False, True]
+
+
 def test_calls_without_gradients_and_copies_of_the_model_do_not_count() -> None:
     model = nn.Linear(4, 4)
     with followed(model, [["."]]) as began:

@@ -42,6 +42,7 @@ from simgpu.recorder.step.recording import StepRecording
 from simgpu.recorder.step.watch import StepPass
 from simgpu.recorder.timing import MeteredTiming
 from simgpu.recorder.unsupported import check_module, refuse_unsupported
+from simgpu.torch.patching import Hook
 from simgpu.trace.model import BlockKind, Origin, TraceInfo
 from simgpu.trace.requests import MemoryRequests
 
@@ -98,8 +99,7 @@ class _Observation:
         """Observes what runs inside the context."""
         with self.tracker:
             parts = self.module.modules()
-            # A function, because a copy of the model would copy a bound method with all that it refers to.
-            counting = [part.register_forward_pre_hook(lambda *a: self._count(*a), with_kwargs=True) for part in parts]
+            counting = [part.register_forward_pre_hook(Hook(self._count), with_kwargs=True) for part in parts]
             try:
                 self._keep_persistent()
                 with self.structure.watching(self.module, self._optimizers):

@@ -19,6 +19,7 @@ from simgpu.recorder.operators import OperandAccess
 from simgpu.recorder.saved import SaveNotes
 from simgpu.recorder.scratch import ScratchMeter
 from simgpu.recorder.step.saves import StepSaves
+from simgpu.torch.patching import Hook
 from simgpu.trace.model import BlockKind, Phase
 
 
@@ -55,7 +56,7 @@ class StepPass(LoopPass):
     @contextmanager
     def watching(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[None]:
         """Observes what runs inside the context."""
-        handles = [part.register_forward_pre_hook(lambda *_: self._begin_forward()) for part in module.modules()]
+        handles = [part.register_forward_pre_hook(Hook(self._begin_forward)) for part in module.modules()]
         handles += [each.register_step_post_hook(lambda done, *_: self._stepped(done)) for each in optimizers]
         own = torch.autograd._engine_run_backward
 
@@ -87,7 +88,7 @@ class StepPass(LoopPass):
         if not self._depth:
             self.begin(Phase.OPTIMIZER)
 
-    def _begin_forward(self) -> None:
+    def _begin_forward(self, *_: Any) -> None:
         if not self._depth and self._tracker.is_outermost:
             self.begin(Phase.FORWARD)
 
