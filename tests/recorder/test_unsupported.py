@@ -60,8 +60,8 @@ class FSDPModule(nn.Linear):
         ),
         (
             _compiled_in_place,
-            f"module: 'last' is compiled in place, by module.compile(); {_EAGER}remove the call of compile(), or "
-            "set TORCHDYNAMO_DISABLE=1",
+            f"module: 'last' is compiled in place, by module.compile(); {_EAGER}remove the call of compile(), set "
+            "TORCHDYNAMO_DISABLE=1, or use simgpu.record_step",
         ),
         (
             lambda: named(fc=torch.jit.script(nn.Linear(4, 4))),
