@@ -39,6 +39,17 @@ def spread(values: Sequence[int], count: int) -> list[int]:
     return [values[place * (len(values) - 1) // (count - 1)] for place in range(count)]
 
 
+def run_again(program: IntegerProgram, rows: Rows, regions: Iterable[int]) -> dict[int, float]:
+    """Less the time in which regions run again, as a part of a row."""
+    kernels = rows.steps.trace.kernels
+    row: defaultdict[int, float] = defaultdict(float)
+    for r in regions:
+        row[program.binary(Chosen("region", r))] -= sum(kernels[k].duration_ns for k in rows.ranges[r])
+        for k in rows.choices.keepable[r]:
+            row[program.binary(Chosen("keep", r, k))] += kernels[k].duration_ns
+    return row
+
+
 @dataclass
 class Bound:
     """program: with the choices and what they exclude. rows: of blocks that may be offloaded, for a bound."""
@@ -59,7 +70,9 @@ class Bound:
         moments = dict.fromkeys([max(range(len(plain)), key=plain.__getitem__), *spread(exceeding, _MOMENTS)])
         places = sorted({0, *moments, *spread(range(len(self._times)), _TIMES)})
         for one, two in pairwise([*places, len(self._times)]):
-            between = self._again(r for r, start in enumerate(self.rows.starts) if one < start <= two)
+            between = run_again(
+                self.program, self.rows, (r for r, start in enumerate(self.rows.starts) if one < start <= two)
+            )
             step = {self._begin(two): 1.0, self._begin(one): -1.0}
             self.program.row({**step, **between}, self._until[two] - self._until[one])
         for k in moments:
@@ -70,15 +83,6 @@ class Bound:
     def _begin(self, k: int) -> int:
         """The column of the time at which a kernel begins; for the number of kernels, of the end."""
         return self.program.number(("begin", k))
-
-    def _again(self, regions: Iterable[int]) -> dict[int, float]:
-        """Less the time in which regions run again."""
-        row: defaultdict[int, float] = defaultdict(float)
-        for r in regions:
-            row[self.program.binary(Chosen("region", r))] -= sum(self._times[k] for k in self.rows.ranges[r])
-            for k in self.rows.choices.keepable[r]:
-                row[self.program.binary(Chosen("keep", r, k))] += self._times[k]
-        return row
 
     def _absent(self, k: int, places: Sequence[int]) -> None:
         """Requires that enough is absent while kernel k runs, and time for its copies."""

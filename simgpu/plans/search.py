@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import NodeSpec
-from simgpu.plans.bound import Bound
+from simgpu.plans.bound import Bound, run_again
 from simgpu.plans.candidate import Candidate, Trail
 from simgpu.plans.choices import Choices
 from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
@@ -209,17 +209,14 @@ class Search:
         first, second = program.number("forward"), program.number("backward")
         program.cost = {first: 1.0, second: 1.0}
         program.row({first: 1.0}, forward)
-        again = defaultdict(float, {second: 1.0})
         for r in range(len(self.choices.regions)):
-            region, again_ns = Chosen("region", r), sum(trace.kernels[k].duration_ns for k in self.rows.ranges[r])
-            again[program.binary(region)] -= again_ns
-            for k in self.choices.keepable[r]:
-                again[program.binary(Chosen("keep", r, k))] += trace.kernels[k].duration_ns
+            region = Chosen("region", r)
             # A nanosecond for each region and result, so that nothing is chosen without need.
             priced = () if assumed.is_bound else (region, *(Chosen("keep", r, k) for k in self.choices.keepable[r]))
             for choice in priced:
                 program.cost[program.binary(choice)] = program.cost.get(program.binary(choice), 0.0) + 1.0
-        program.row(again, trace.compute_ns - forward)
+        again = run_again(program, self.rows, range(len(self.choices.regions)))
+        program.row({second: 1.0, **again}, trace.compute_ns - forward)
         if assumed.share:
             self._add_link(program, assumed, first, second)
         budget = int(self.budget * (1 - assumed.under_way))

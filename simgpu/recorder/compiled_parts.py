@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -86,11 +86,7 @@ class CompiledParts:
             is_inductor = isinstance(backend, torch._TorchCompileInductorWrapper)
             converted = _converted(backend.config) if is_inductor else callback
 
-            def convert(*args: Any, **kwargs: Any) -> Any:
-                with self._without_own_hooks():
-                    return converted(*args, **kwargs)
-
-            convert._torchdynamo_orig_backend = converted  # type: ignore[attr-defined]
+            convert = _Converting(converted, self._without_own_hooks)
             self._callbacks[id(callback)] = callback, convert
             self._own.append(convert)
         return self._callbacks[id(callback)][1]
@@ -108,6 +104,18 @@ class CompiledParts:
             for hooks, values, _ in saved:
                 hooks.clear()
                 hooks.update(values)
+
+
+class _Converting:
+    """A callback of Dynamo's in a context; Dynamo finds the innermost backend by the name of the attribute."""
+
+    def __init__(self, converted: Callable[..., Any], around: Callable[[], AbstractContextManager[None]]) -> None:
+        self._torchdynamo_orig_backend = converted
+        self._around = around
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._around():
+            return self._torchdynamo_orig_backend(*args, **kwargs)
 
 
 def _hooks_of(part: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
