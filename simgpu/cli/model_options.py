@@ -16,6 +16,14 @@ optimizer_option = click.option(
     help="A built-in optimizer, or module.path:factory.",
 )
 
+micro_batches_option = click.option(
+    "--micro-batches",
+    metavar="K",
+    type=click.IntRange(min=1, max=2**31 - 1),
+    default=1,
+    help="Split the batch into K micro-batches, whose gradients are added up (gradient accumulation).",
+)
+
 input_option = click.option(
     "--input",
     "inputs",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from simgpu.cli.choice import size_option
-from simgpu.cli.model_options import input_option, optimizer_option
+from simgpu.cli.model_options import input_option, micro_batches_option, optimizer_option
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
 from simgpu.cli.suggestions import nodes, policies, suggest
@@ -29,6 +29,7 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @click.option("--batch", metavar="N", type=_POSITIVE, help="Batch size in samples. Not with a recorded trace.")
 @click.option("--node", metavar="NODE", required=True, shell_complete=nodes, help="A shipped node or a YAML file.")
 @size_option("--budget", "--memory", help="Device memory to use, e.g. 24GB. Default: all of the node's.")
+@micro_batches_option
 @optimizer_option
 @input_option
 @click.option(
@@ -56,6 +57,7 @@ def make(
     batch: int | None,
     node: str,
     budget: str | None,
+    micro_batches: int,
     optimizer: str,
     inputs: tuple[str, ...],
     execute: str,
@@ -80,6 +82,7 @@ def make(
 
     \b
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
+    simgpu plan make gpt2-small --batch 32 --micro-batches 4 --node v100 --budget 8GB
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
     simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
     simgpu plan make gpt2-small --batch 8 --node v100 --execute compile
@@ -91,14 +94,22 @@ def make(
     from simgpu.trace.folder import load_trace
 
     sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
-    _check(model, batch, execute, policy)
+    _check(model, batch, execute, policy, micro_batches)
     with progress(quiet) as say:
         given, gpu = named_inputs(inputs) if inputs else None, None if here else node
         step: Trace | CompiledStep
         if batch is None:
             step = load_trace(model)
         elif execute == "eager":
-            step = record(model, batch=batch, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
+            step = record(
+                model,
+                batch=batch,
+                micro_batches=micro_batches,
+                gpu=gpu,
+                optimizer=optimizer,
+                inputs=given,
+                progress=say,
+            )
         else:
             step = record_compiled(model, batch=batch, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
         result = make_plan(step, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
@@ -117,7 +128,7 @@ def make(
         click.echo(f"wrote {output}", err=True)
 
 
-def _check(model: str, batch: int | None, execute: str, policy: str | None) -> None:
+def _check(model: str, batch: int | None, execute: str, policy: str | None, micro_batches: int) -> None:
     """Raises `InputError` for options that do not go together."""
     is_trace = Path(model).is_dir()
     problems = []
@@ -126,6 +137,12 @@ def _check(model: str, batch: int | None, execute: str, policy: str | None) -> N
         problems.append(Problem("plan", "--batch", what, "leave it out, or give the model"))
     if batch is None and not is_trace:
         problems.append(Problem("plan", "--batch", "it is missing", "give the batch size in samples"))
+    if micro_batches > 1 and is_trace:
+        what = f"{model} is a recorded trace, which has its own"
+        problems.append(Problem("plan", "--micro-batches", what, "leave it out, or give the model"))
+    if micro_batches > 1 and execute == "compile":
+        what = "a compiled step is planned for one call of the model"
+        problems.append(Problem("plan", "--micro-batches", what, "leave it out, or plan with --execute eager"))
     if execute == "compile" and is_trace:
         what = f"{model} is a recorded trace, and a compiled model has to be traced by PyTorch"
         problems.append(Problem("plan", "--execute", what, "give the model"))

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from simgpu.cli.group import wrapped
-from simgpu.cli.model_options import input_option, optimizer_option
+from simgpu.cli.model_options import input_option, micro_batches_option, optimizer_option
 from simgpu.cli.record_memory import predict
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
@@ -129,6 +129,7 @@ _ROUGH = (
     help="With --gpu: write the predicted allocations as a PyTorch memory snapshot, for 'simgpu memory'.",
 )
 @click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until backward ends.")
+@micro_batches_option
 @click.option("--grad-scaler", is_flag=True, help="Scale gradients with torch.amp.GradScaler.")
 @click.option("--algorithms", is_flag=True, help="Also measure alternative convolution algorithms.")
 @click.option(
@@ -155,6 +156,7 @@ def record(
     zero_grad: str | None,
     snapshot: Path | None,
     hold_output: bool,
+    micro_batches: int,
     grad_scaler: bool,
     algorithms: bool,
     seed: int,
@@ -206,6 +208,7 @@ def record(
             dump_memory=dump_memory,
             snapshots=snapshots,
             hold_output=hold_output,
+            micro_batches=micro_batches,
             grad_scaler=grad_scaler,
             progress=say,
         )
@@ -222,6 +225,7 @@ def record(
                 inputs=named_inputs(inputs) if inputs else None,
                 optimizer=optimizer,
                 hold_output=hold_output,
+                micro_batches=micro_batches,
                 grad_scaler=grad_scaler,
                 **loop,
             )

@@ -38,7 +38,8 @@ def predict(
     facts.append(
         ("CUDA context", f"{context}, already subtracted from the capacity" if gpu.context_memory else context)
     )
-    batch = arguments["batch"] // 2
+    parts = arguments["micro_batches"]
+    batch = arguments["batch"] // parts // 2 * parts
     if report.failure is not None and batch:
         say(f"trying batch {batch}")
         smaller = explain_allocations(record_requests(model, gpu=gpu, progress=say, **(arguments | {"batch": batch})))

@@ -223,8 +223,18 @@ def _smaller_batch(trace: Trace) -> Iterator[str]:
     key = _key_in_zoo(trace.info.model) if trace.info.tool.startswith(_ZOO) else None
     if half and key:
         yield f"a smaller batch: simgpu zoo build {key} --batch {half}, other options unchanged"
-    elif half and trace.records_reads:
+    elif half and _can_be_rescaled(trace, half):
         yield f"a smaller batch: simgpu.at_batch(trace, {half}) in Python (modelled)"
+
+
+def _can_be_rescaled(trace: Trace, batch: int) -> bool:
+    from simgpu.workloads.rescale import at_batch
+
+    try:
+        at_batch(trace, batch)
+    except InputError:
+        return False
+    return True
 
 
 def _key_in_zoo(model: str) -> str | None:

@@ -255,8 +255,8 @@ class WhatFits:
     """The simulated results of `what_fits`, by policy name.
 
     sub_batch: why the sub-batch does not run, ``out of memory`` or the policy's reason; empty if it runs
-    largest_batch: the largest undivided batch that fits, in samples; None if not even one sample fits or the policy
-    refuses the trace. The next larger batch was tried and does not fit.
+    largest_batch: the largest undivided batch that fits, in samples; None if not even one sample fits. The next larger
+    batch was tried and does not fit. Policies that refuse the trace, or another batch of it, are left out.
     """
 
     sub_batch: Mapping[str, str]
@@ -301,7 +301,7 @@ def what_fits(
             verdicts[policy] = first_reason(error)
     try:
         result = max_batch(trace, node, UNDIVIDED, budget=budget, alignment=alignment, progress=progress)
-        largest = {each.run.policy: each.batch for each in result}
+        largest = {each.run.policy: each.batch for each in result if not each.run.refused}
     except InputError:
-        largest = dict.fromkeys(UNDIVIDED)  # both refuse the trace
+        largest = {}  # both refuse the trace
     return WhatFits(verdicts, largest)

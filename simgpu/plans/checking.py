@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from simgpu.errors import InputError
 from simgpu.plans.comparing import Check
 from simgpu.plans.outcome import PlanCheck
 from simgpu.recorder.environment import find_device
@@ -29,14 +30,20 @@ def check_plan(
     model, optimizer, inputs: as in `simgpu.record`. A plan that was made for another device is compared in what does
     not depend on it: gradients and copied bytes.
 
-    Raises `InputError` for a plan of another model.
+    The step is one call of the model, or those of equal micro-batches. Raises `InputError` for a plan of another model
+    and for one of another loop.
     """
-    name = model_name(model)
+    name, count = model_name(model), plan.micro_batches
+    if count is None or plan.made_for.batch % count:
+        groups = "; ".join(", ".join(group) for group in plan.loop)
+        what = f"the plan is for a loop of your own, which calls {groups} in a step"
+        raise InputError.single("plan", "loop", what, "run steps of that loop with plan.apply(model), and without")
     target = find_device(device)
     factory = find_factory(model) if isinstance(model, str) else model
     specs = None if inputs is None else parse_inputs(inputs)
     with own_random_state(target, seed):
-        workload = make_workload(name, factory, plan.made_for.batch, specs).to(target)
+        workload = make_workload(name, factory, plan.made_for.batch // count, specs).to(target)
+        workload = workload._replace(micro_batches=count)
         trainer = make_optimizer(
             find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer, workload.module
         )

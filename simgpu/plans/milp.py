@@ -10,12 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.errors import MissingExtraError
 from simgpu.plans.rows import ABSENT, Chosen, Held, Memory
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 #: HiGHS branches this often, for programs up to so many columns and for larger ones. Its answer before it branches is
 #: within a few tenths of a percent of its bound on networks of thousands of choices. A limit of time would make answers
@@ -38,6 +42,7 @@ class IntegerProgram:
     """Minimises a sum of variables, each between its bounds; those in `binary` are 0 or 1.
 
     rows: (coefficients, least value) of sums that must reach at least that. tied: choices for which another one stands.
+    constant: cost that no variable changes.
 
     >>> program = IntegerProgram()
     >>> cheap, dear = Chosen("region", 0), Chosen("region", 1)
@@ -53,6 +58,7 @@ class IntegerProgram:
     cost: dict[int, float] = field(default_factory=dict)
     rows: list[tuple[Mapping[int, float], float]] = field(default_factory=list)
     tied: Mapping[Chosen, Chosen] = field(default_factory=dict)
+    constant: float = 0.0
 
     def binary(self, variable: Chosen) -> int:
         """The column of a choice; of what is absent at a moment, a number from 0 to 1."""
@@ -117,26 +123,89 @@ class IntegerProgram:
 
 
 def solve(program: IntegerProgram) -> Solution | None:
-    """A solution; None where there is none. Raises `MissingExtraError` without SciPy."""
+    """A solution; None where there is none. Parts that no row connects, as of micro-batches, are solved one by one.
+
+    Raises `MissingExtraError` without SciPy.
+    """
     if find_spec("scipy") is None:
         raise MissingExtraError("planning", "scipy", "calibrate")
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+    if any(least > 0 and not row for row, least in program.rows):
+        return None
+    parts = _parts(program)
+    values = np.zeros(len(program.columns))
+    value = bound = program.constant if not parts else 0.0
+    for part in parts:
+        answer = _solved(program, part, program.constant / len(parts))
+        if answer is None:
+            return None
+        values[part.columns] = answer.x
+        value += answer.value
+        bound += answer.bound
+    ones = {name for name, column in program.columns.items() if program.integral[column] and values[column] > 0.5}
+    names = ones | {name for name, other in program.tied.items() if other in ones}
+    return Solution(frozenset(names), value, bound)
 
-    count = len(program.columns)
-    cost = np.zeros(count)
-    for column, value in program.cost.items():
-        cost[column] = value
+
+class _Part(NamedTuple):
+    """Some columns, and the rows that have them: coefficients (rows x columns), and the least value of each."""
+
+    columns: NDArray[np.int64]
+    matrix: csr_array
+    least: NDArray[np.float64]
+
+
+class _Answer(NamedTuple):
+    """x: the columns' values. value, bound: as of `Solution`."""
+
+    x: NDArray[np.float64]
+    value: float
+    bound: float
+
+
+def _parts(program: IntegerProgram) -> list[_Part]:
+    """The parts of a program that no row connects, without those where nothing has to be chosen."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    shape = len(program.rows), len(program.columns)
     entries = [(r, c, v) for r, (row, _) in enumerate(program.rows) for c, v in row.items()]
     rows, columns, values = (list(each) for each in zip(*entries, strict=True)) if entries else ([], [], [])
-    matrix = csr_array((values, (rows, columns)), shape=(len(program.rows), count))
+    matrix = csr_array((values, (rows, columns)), shape=shape)
     least = np.array([least for _, least in program.rows])
+    cost = _cost(program)
+    met = csr_array((np.ones(len(values)), (rows, columns)), shape=shape)
+    count, part_of = connected_components(met.T @ met, directed=False)
+    row_of = np.full(shape[0], -1)
+    row_of[rows] = part_of[columns]
+    parts = []
+    for number in range(count):
+        own, inside = np.flatnonzero(part_of == number), np.flatnonzero(row_of == number)
+        if (least[inside] > 0).any() or (cost[own] < 0).any():
+            parts.append(_Part(own, matrix[inside][:, own], least[inside]))
+    return parts
+
+
+def _cost(program: IntegerProgram) -> NDArray[np.float64]:
+    cost = np.zeros(len(program.columns))
+    for column, value in program.cost.items():
+        cost[column] = value
+    return cost
+
+
+def _solved(program: IntegerProgram, part: _Part, constant: float) -> _Answer | None:
+    """What HiGHS finds for a part. constant: what is added to its cost, of which the gap is a part too."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, hstack
+
+    count = len(part.columns)
+    fixed = hstack([part.matrix, csr_array((len(part.least), 1))], format="csr")
+    upper = np.append(np.array(program.upper)[part.columns], 1.0)
     with _without_output():
         answer = milp(
-            cost,
-            constraints=LinearConstraint(matrix, lb=least) if program.rows else (),
-            integrality=np.array(program.integral),
-            bounds=Bounds(np.zeros(count), np.array(program.upper)),
+            np.append(_cost(program)[part.columns], constant),
+            constraints=LinearConstraint(fixed, lb=part.least) if len(part.least) else (),
+            integrality=np.append(np.array(program.integral)[part.columns], 0),
+            bounds=Bounds(np.append(np.zeros(count), 1.0), upper),
             options={
                 "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
                 "time_limit": _TIME_LIMIT_S,
@@ -145,10 +214,8 @@ def solve(program: IntegerProgram) -> Solution | None:
         )
     if answer.x is None:
         return None
-    ones = {name for name, column in program.columns.items() if program.integral[column] and answer.x[column] > 0.5}
-    names = ones | {name for name, other in program.tied.items() if other in ones}
     bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
-    return Solution(frozenset(names), float(answer.fun), float(bound))
+    return _Answer(answer.x[:count], float(answer.fun), float(bound))
 
 
 @contextmanager

@@ -28,6 +28,8 @@ def recorded(
         kernels, blocks = fold_in_place(structure.kernels, ledger.blocks)
         noted = Saves()
         if saves:
-            noted = note_saved(info.model, workload, optimizer, device, structure.signatures, blocks, lambda text: None)
+            noted = note_saved(
+                info.model, workload, optimizer, device, structure.signatures, kernels, blocks, lambda text: None
+            )
     times = [0] * len(structure.signatures)
     return assemble(info, kernels, blocks, [times], saves=noted)

@@ -204,11 +204,6 @@ class Search:
 
     def _program(self, assumed: _Assumed) -> IntegerProgram:
         program, trace = self._choices_only(assumed), self.choices.steps.trace
-        phases = zip(trace.kernels, self.choices.steps.is_forward, strict=True)
-        forward = sum(kernel.duration_ns for kernel, is_forward in phases if is_forward)
-        first, second = program.number("forward"), program.number("backward")
-        program.cost = {first: 1.0, second: 1.0}
-        program.row({first: 1.0}, forward)
         for r in range(len(self.choices.regions)):
             region = Chosen("region", r)
             # A nanosecond for each region and result, so that nothing is chosen without need.
@@ -216,9 +211,12 @@ class Search:
             for choice in priced:
                 program.cost[program.binary(choice)] = program.cost.get(program.binary(choice), 0.0) + 1.0
         again = run_again(program, self.rows, range(len(self.choices.regions)))
-        program.row({second: 1.0, **again}, trace.compute_ns - forward)
         if assumed.share:
-            self._add_link(program, assumed, first, second)
+            self._add_link(program, assumed, again)
+        else:
+            program.constant = trace.compute_ns
+            for column, less in again.items():
+                program.cost[column] = program.cost.get(column, 0.0) - less
         budget = int(self.budget * (1 - assumed.under_way))
         for moment, more in self.moments.items():
             memory = self._memory_at(moment, offload=bool(assumed.share))
@@ -247,9 +245,15 @@ class Search:
         """The region without which a moment does not exist."""
         return None if moment.region is None else Chosen("region", moment.region)
 
-    def _add_link(self, program: IntegerProgram, assumed: _Assumed, first: int, second: int) -> None:
-        """Offloads take the link's time in forward, and in backward."""
-        link, blocks = self.node.link, self.choices.steps.trace.blocks
+    def _add_link(self, program: IntegerProgram, assumed: _Assumed, again: Mapping[int, float]) -> None:
+        """Forward and backward take the time of their kernels, and at least that of the link for their copies."""
+        link, trace = self.node.link, self.choices.steps.trace
+        blocks, phases = trace.blocks, zip(trace.kernels, self.choices.steps.is_forward, strict=True)
+        forward = sum(kernel.duration_ns for kernel, is_forward in phases if is_forward)
+        first, second = program.number("forward"), program.number("backward")
+        program.cost |= {first: 1.0, second: 1.0}
+        program.row({first: 1.0}, forward)
+        program.row({second: 1.0, **again}, trace.compute_ns - forward)
         for column, bandwidth in ((first, link.d2h_bandwidth), (second, link.h2d_bandwidth)):
             row = defaultdict(float, {column: 1.0})
             for b in self.choices.offloadable:

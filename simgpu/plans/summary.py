@@ -26,7 +26,7 @@ def summary(plan: Plan) -> list[str]:
     if plan.graph is not None:
         lines += _of_graph(plan.graph)
     if plan.offload:
-        lines.append(f"prefetch {plan.prefetch} blocks ahead; at most {plan.stash} are under way to the host")
+        lines.append(f"prefetch {plan.prefetch} ahead; at most {plan.stash} under way to the host")
     return [*(lines or ["keep everything"]), *plan.notes]
 
 
@@ -34,8 +34,10 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     """What the plan is for and what it is predicted to cost, as names and texts."""
     made, cost = plan.made_for, plan.predicted
     slower = cost.step_ns / cost.plain_step_ns - 1 if cost.plain_step_ns else 0.0
+    count = plan.micro_batches or 1
+    batch = f"batch {made.batch} in {count} micro-batches" if count > 1 else f"batch {made.batch}"
     result = [
-        ("plan", f"{made.model}, batch {made.batch}, {made.format}; {made.origin} for {made.device}"),
+        ("plan", f"{made.model}, {batch}, {made.format}; {made.origin} for {made.device}"),
         ("budget", f"{format_bytes(plan.budget_bytes)} on {plan.node}"),
         ("peak memory", f"{format_bytes(cost.peak_bytes)}; without the plan {format_bytes(cost.plain_peak_bytes)}"),
     ]

@@ -46,6 +46,7 @@ def record(
     snapshots: int | None = None,
     hold_output: bool = False,
     grad_scaler: bool = False,
+    micro_batches: int = 1,
     inputs: Mapping[str, str] | None = None,
     date: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -54,10 +55,10 @@ def record(
 
     With `gpu`, nothing runs: the iteration is modelled for that GPU, as a trace of origin `modelled`.
 
-    factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or a callable. It is called with ``batch=`` if it
-        has that parameter, else without arguments. It returns an ``nn.Module`` (whose inputs are then specified by
-        `inputs`), or ``(module, inputs)``, ``(module, inputs, labels, loss)`` or ``(module, inputs, labels, loss,
-        batches)``.
+    factory: a name in `BUILT_IN_MODELS`, ``"module.path:factory"``, or a callable. It is called with ``batch=`` (the
+        samples of a micro-batch) if it has that parameter, else without arguments. It returns an ``nn.Module`` (whose
+        inputs are then specified by `inputs`), or ``(module, inputs)``, ``(module, inputs, labels, loss)`` or
+        ``(module, inputs, labels, loss, batches)``.
         inputs: a tensor, a tuple of arguments, or a mapping of keyword arguments; each is a tensor, a number, a string,
         None, or a tuple, list or dict of these. The first tensor's first dimension is the batch.
         labels: a tensor or a tuple of tensors.
@@ -108,6 +109,8 @@ def record(
         ``scaler.step(optimizer)``, ``scaler.update()``, with a default ``torch.amp.GradScaler``. With `gpu`, all
         gradients are assumed to be finite. For autocast, use ``with torch.autocast(...)`` in the model's ``forward`` or
         in the loss. Autocast for CUDA needs a recording on CUDA, or `gpu`, which follows CUDA's rules for formats.
+    micro_batches: number of equal micro-batches that the batch is split into: ``(loss / micro_batches).backward()`` for
+        each, then one optimizer step. All have the same inputs.
     inputs: inputs by name, for a factory that returns only a module: random values of ``"SHAPE[:TYPE[:BELOW]]"``, where
         B in the shape is the batch. ``{"x": "Bx3x224x224"}`` is float32 images, ``{"input_ids": "Bx128:int64:50257",
         "labels": "Bx128:int64:50257"}`` is tokens from 0 to 50256.
@@ -138,7 +141,8 @@ def record(
     Traceback (most recent call last):
     simgpu.errors.InputError: record: batch: 0 is not a number of samples; give a whole number >= 1
     """
-    check_arguments(epochs, date, batch=batch, repetitions=repetitions, warmup=warmup)
+    check_arguments(epochs, date, batch=batch, repetitions=repetitions, warmup=warmup, micro_batches=micro_batches)
+    check_micro_batches(batch, micro_batches, epochs)
     _check_snapshots(snapshots, dump_memory)
     specs = None if inputs is None else parse_inputs(inputs)
     if gpu is not None:
@@ -175,6 +179,7 @@ def record(
             hold_output=hold_output,
             grad_scaler=grad_scaler,
             inputs=specs,
+            micro_batches=micro_batches,
         )
     else:
         from simgpu.recorder.session import Session
@@ -199,6 +204,7 @@ def record(
             hold_output,
             grad_scaler,
             inputs=specs,
+            micro_batches=micro_batches,
         )
     try:
         return session.run()
@@ -210,7 +216,13 @@ def record(
 
 
 #: What the arguments that are counts from one on count.
-_COUNTED = {"batch": "samples", "repetitions": "iterations", "warmup": "iterations", "iterations": "iterations"}
+_COUNTED = {
+    "batch": "samples",
+    "repetitions": "iterations",
+    "warmup": "iterations",
+    "iterations": "iterations",
+    "micro_batches": "micro-batches",
+}
 
 
 def check_arguments(epochs: int = 0, date: str | None = None, **counts: int) -> None:
@@ -236,6 +248,21 @@ def check_arguments(epochs: int = 0, date: str | None = None, **counts: int) -> 
             problems.append(Problem("record", "date", f"{date!r} is not a day", "write YYYY-MM-DD"))
     if problems:
         raise InputError(problems)
+
+
+def check_micro_batches(batch: int, micro_batches: int, epochs: int = 0) -> None:
+    """Raises `InputError` for a number of micro-batches into which the batch cannot be split.
+
+    >>> check_micro_batches(32, 3)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: record: micro_batches: 32 samples are not 3 equal micro-batches; give a divisor of 32
+    """
+    if batch % micro_batches:
+        what = f"{batch} samples are not {micro_batches} equal micro-batches"
+        raise InputError.single("record", "micro_batches", what, f"give a divisor of {batch}")
+    if epochs and micro_batches > 1:
+        what = "training before the recording takes whole batches"
+        raise InputError.single("record", "micro_batches", what, "leave out micro_batches, or epochs")
 
 
 def _check_snapshots(snapshots: int | None, folder: str | Path | None) -> None:

@@ -46,12 +46,23 @@ def run_forward(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor
 
 
 def run_gradients(workload: Workload, watcher: Watcher) -> tuple[Any, torch.Tensor]:
-    """Runs forward, loss and backward; returns the module's output (None unless the loop holds it) and the loss."""
-    output, loss = run_forward(workload, watcher)
-    root = loss if workload.scaler is None else workload.scaler.scale(loss)
-    watcher.begin(Phase.BACKWARD)
-    root.backward()
+    """Runs forward, loss and backward; returns the module's output (None unless the loop holds it) and the loss.
+
+    With micro-batches it does so for each: output and loss of the previous one live until the next are assigned.
+    """
+    for _ in range(workload.micro_batches):
+        output, loss = run_forward(workload, watcher)
+        root = root_of_backward(workload, loss)
+        watcher.begin(Phase.BACKWARD)
+        root.backward()
+        del root
     return output, loss
+
+
+def root_of_backward(workload: Workload, loss: torch.Tensor) -> torch.Tensor:
+    """What backward starts from: the loss, divided by the number of micro-batches and scaled where the loop does so."""
+    part = loss if workload.micro_batches == 1 else loss / workload.micro_batches
+    return part if workload.scaler is None else workload.scaler.scale(part)
 
 
 def run_iteration(workload: Workload, optimizer: torch.optim.Optimizer, watcher: Watcher) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError, did_you_mean
 from simgpu.hardware.spec import GpuSpec
-from simgpu.recorder.entry import as_out_of_memory, check_arguments
+from simgpu.recorder.entry import as_out_of_memory, check_arguments, check_micro_batches
 from simgpu.recorder.inputs import parse_inputs
 from simgpu.trace.requests import MemoryRequests
 
@@ -28,6 +28,7 @@ def record_requests(
     zero_grad: str = "start",
     hold_output: bool = False,
     grad_scaler: bool = False,
+    micro_batches: int = 1,
     inputs: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> MemoryRequests:
@@ -37,8 +38,8 @@ def record_requests(
     Its names stay in scope, as in Python: the previous batch and loss live until the next are assigned.
     `simgpu.explain_allocations` shows what PyTorch's allocator does with the requests.
 
-    factory, optimizer, inputs, grad_scaler, progress: as in `simgpu.record`. Optimizers use PyTorch's multi-tensor
-        (foreach) operators, as on a GPU, unless they are created with ``foreach=False`` or ``fused=True``.
+    factory, optimizer, inputs, grad_scaler, micro_batches, progress: as in `simgpu.record`. Optimizers use PyTorch's
+        multi-tensor (foreach) operators, as on a GPU, unless they are created with ``foreach=False`` or ``fused=True``.
     batch: samples in each iteration.
     gpu: a shipped node, a node file, or a `GpuSpec`. Its architecture decides which operators run, and their workspaces
         (`simgpu.recorder.modelled.hidden`).
@@ -53,7 +54,8 @@ def record_requests(
     Traceback (most recent call last):
     simgpu.errors.InputError: record: zero_grad: 'never' is not a place; known: before-backward, end, start
     """
-    check_arguments(batch=batch, iterations=iterations)
+    check_arguments(batch=batch, iterations=iterations, micro_batches=micro_batches)
+    check_micro_batches(batch, micro_batches)
     if zero_grad not in ZERO_GRAD:
         what, remedy = f"{zero_grad!r} is not a place", did_you_mean(str(zero_grad), ZERO_GRAD)
         raise InputError.single("record", "zero_grad", what, remedy)
@@ -74,6 +76,7 @@ def record_requests(
         hold_output=hold_output,
         grad_scaler=grad_scaler,
         inputs=specs,
+        micro_batches=micro_batches,
     )
     try:
         return session.requests(TrainingLoop(iterations, ZeroGrad(zero_grad)))

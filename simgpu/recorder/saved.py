@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_leaves
 from simgpu.recorder.iteration import as_it_was, run_gradients
 from simgpu.recorder.layers import LOSS, LayerTracker
 from simgpu.recorder.ledger import Ledger
-from simgpu.recorder.notes import BlockNote, CallNote, SavedNote, Saves, without_workspaces
+from simgpu.recorder.notes import BlockNote, CallNote, KernelNote, SavedNote, Saves
 from simgpu.recorder.scratch import NoScratch
 from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
 from simgpu.torch.types import tensor_type
-from simgpu.trace.model import Phase
+from simgpu.trace.model import BlockKind, Phase
 
 #: With hooks installed, PyTorch calls this on the tensors it unpacks; it creates a view, so it is no kernel.
 _DETACH = "aten.detach.default"
@@ -39,13 +39,15 @@ def note_saved(
     optimizer: torch.optim.Optimizer,
     device: torch.device,
     calls: Sequence[Signature],
+    kernels: Sequence[KernelNote],
     blocks: Sequence[BlockNote],
     progress: Callable[[str], None],
     host: Sequence[torch.Tensor] = (),
 ) -> Saves:
     """Returns the tensors that autograd saves in the iteration and the calls of modules, with positions in `blocks`.
 
-    Weights, buffers and random state are restored afterwards. host: as in `Ledger`. If PyTorch does not allow hooks
+    calls, kernels, blocks: what the iteration ran and used when it was observed before. Weights, buffers and random
+    state are restored afterwards. host: as in `Ledger`. If PyTorch does not allow hooks
     (`torch.func` does not), or has no memory for the copies, this reports it and returns nothing. Raises `InputError`
     naming `name` if the pass ran other operators than `calls`.
     """
@@ -53,6 +55,7 @@ def note_saved(
     try:
         with as_it_was(workload.module, device), LayerTracker(workload.module) as tracker:
             enter_persistent(ledger, workload, optimizer, tracker)
+            before = len(ledger.blocks)
             watching = SavedPass(ledger, tracker, dict(workload.module.named_parameters()))
             tracker.watcher = watching.notes
             with watching, saved_tensors_hooks(watching.pack, watching.unpack):
@@ -66,9 +69,23 @@ def note_saved(
         optimizer.zero_grad(set_to_none=True)
     same, again = ([call for call in created if call[0] != _DETACH] for created in (calls, watching.signatures))
     expect_same(name, same[: len(again)], again)
-    # Blocks appear in the same order in both passes, those of backward last; this pass does not record workspaces.
-    numbers = without_workspaces(blocks)
-    return watching.noted(numbers)
+    return watching.noted(_same_blocks(before, watching.kernels, kernels, blocks))
+
+
+def _same_blocks(
+    before: int, kernels: Sequence[KernelNote], others: Sequence[KernelNote], blocks: Sequence[BlockNote]
+) -> dict[int, int]:
+    """By number of a block in this pass, its number in the other one, which ran the same kernels.
+
+    before: number of blocks from before the iteration, which are the same in both passes. This pass has no workspaces,
+    and more blocks in backward: where saved tensors are unpacked, and where two gradients are added.
+    """
+    numbers = {number: number for number in range(before)}
+    for here, there in zip(kernels, others, strict=False):
+        made = (number for number in there.writes if blocks[number].kind is not BlockKind.WORKSPACE)
+        for one, other in (*zip(here.reads, there.reads, strict=False), *zip(here.writes, made, strict=False)):
+            numbers.setdefault(one, other)
+    return numbers
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -136,7 +153,7 @@ class SaveNotes:
         self.saved.append(note)
         return note
 
-    def result(self, numbers: Mapping[int, int] | Sequence[int]) -> Saves:
+    def result(self, numbers: Mapping[int, int]) -> Saves:
         """All notes of tensors whose block is known, and all calls. numbers: of blocks here, those in the result."""
         known = [0]
         for note in self.saved:
@@ -195,7 +212,7 @@ class SavedPass(StructurePass):
         tensor: torch.Tensor = self._unwatched(lambda: self._unpacked(packed))
         return tensor
 
-    def noted(self, numbers: Sequence[int]) -> Saves:
+    def noted(self, numbers: Mapping[int, int]) -> Saves:
         """Returns the tensors saved and the modules called in forward; call it after the pass.
 
         numbers: by number of a block in this pass, its number in the result.

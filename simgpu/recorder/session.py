@@ -59,6 +59,7 @@ class Session:
     hold_output: bool = False
     grad_scaler: bool = False
     inputs: Mapping[str, InputSpec] | None = None
+    micro_batches: int = 1
     around: Around | None = None
 
     @property
@@ -81,8 +82,8 @@ class Session:
         ):
             factory = find_factory(self.factory) if isinstance(self.factory, str) else self.factory
             scaler = torch.amp.GradScaler(device.type) if self.grad_scaler else None
-            workload = make_workload(self.name, factory, self.batch, self.inputs).to(device)
-            workload = workload._replace(hold_output=self.hold_output, scaler=scaler)
+            workload = make_workload(self.name, factory, self.batch // self.micro_batches, self.inputs).to(device)
+            workload = workload._replace(hold_output=self.hold_output, scaler=scaler, micro_batches=self.micro_batches)
             if self.around is not None:
                 stack.enter_context(self.around(workload.module))
             optimizer = make_optimizer(new_optimizer, workload.module)
@@ -110,7 +111,7 @@ class Session:
                 compute = compute_format(structure.flops, info.dtype, autocasts)
                 info = replace(info, compute=compute, notes=info.notes + autocasts.notes)
                 epochs = training.seen_of(blocks) if training else ()
-                saves = note_saved(self.name, workload, optimizer, device, calls, blocks, self.progress)
+                saves = note_saved(self.name, workload, optimizer, device, calls, kernels, blocks, self.progress)
                 trace = assemble(info, kernels, blocks, durations, epochs, choices, saves)
                 values.maps.name_files(blocks, trace.blocks)
                 if dump is not None:
@@ -175,6 +176,7 @@ class Session:
             f"after the factory made them (seed {self.seed}). "
             f"Durations are the median of {self.repetitions} iterations."
         )
+        notes = " ".join((notes, *micro_batch_notes(workload, self.batch)))
         if workload.scaler is not None:
             notes = f"{notes} Gradients are scaled (torch.amp.GradScaler)."
         if training:
@@ -196,6 +198,13 @@ class Session:
 def model_name(factory: str | Callable[..., Any]) -> str:
     """Returns the factory's name: the given string, or its ``__qualname__``."""
     return factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__qualname__)
+
+
+def micro_batch_notes(workload: Workload, batch: int) -> Iterator[str]:
+    """Says that the batch is split, if it is."""
+    count = workload.micro_batches
+    if count > 1:
+        yield f"The batch runs in {count} micro-batches of {batch // count}, whose gradients are added up."
 
 
 def output_life(workload: Workload) -> OutputLife:

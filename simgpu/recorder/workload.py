@@ -42,6 +42,8 @@ class Workload(NamedTuple):
     hold_output: whether the loop references the module's output through backward and the optimizer step; else only
         autograd references it after the loss is computed.
     scaler: gradient scaler; None for none.
+    micro_batches: how often an iteration runs forward and backward before the optimizer steps; the loss is divided by
+        it. Each micro-batch has the same inputs.
     """
 
     module: nn.Module
@@ -52,6 +54,7 @@ class Workload(NamedTuple):
     data: str = "the factory's own data"
     hold_output: bool = False
     scaler: torch.amp.GradScaler | None = None
+    micro_batches: int = 1
 
     def output(self) -> Any:
         """Returns the module's output for the inputs."""

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from simgpu.io.atomic import atomic_file
 from simgpu.io.input_files import read_json
 from simgpu.io.schema import FileModel, validate
+from simgpu.torch.types import WHOLE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,6 +136,14 @@ class Plan(FileModel):
         if (self.graph is None) == (self.execute == "compile"):
             raise ValueError("graph: it is there for a compiled model, and only then")
         return self
+
+    @property
+    def micro_batches(self) -> int | None:
+        """How often a step calls the model before its one optimizer step; None for a loop of another kind."""
+        if not self.loop:
+            return 1
+        calls = self.loop[0]
+        return len(calls) if len(self.loop) == 1 and set(calls) == {WHOLE} else None
 
     def apply(self, model: nn.Module) -> AbstractContextManager[None]:
         """Runs steps of a model by the plan, inside the context; also a decorator of a function that trains.

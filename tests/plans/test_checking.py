@@ -24,16 +24,17 @@ NODE = load_node("v100")
 PARTS = (0.0, 0.1, 0.3, 0.6, 0.9)
 
 
-def plan_of(name: str, part: float, offload: bool) -> Plan:
-    trace = record(MODELS[name], batch=16, repetitions=1, warmup=1)
+def plan_of(name: str, part: float, offload: bool, micro_batches: int = 1) -> Plan:
+    trace = record(MODELS[name], batch=16, micro_batches=micro_batches, repetitions=1, warmup=1)
     steps = Steps(trace)
     plain = Candidate(steps).trail(NODE).peak
     least = smallest(Choices(steps, offload=offload), NODE).peak
     return plan(trace, NODE, least + int((plain - least) * part), offload=offload)
 
 
-def expect_agreement(name: str, part: float, offload: bool) -> None:
-    made = plan_of(name, part, offload)
+def expect_agreement(name: str, part: float, offload: bool, micro_batches: int = 1) -> None:
+    made = plan_of(name, part, offload, micro_batches)
+    assert made.micro_batches == micro_batches
     result = check_plan(made, MODELS[name])
     assert [each for each in result.findings if each.agrees is False] == []
     assert result["loss and gradients"].found == "the same bits"
@@ -55,6 +56,24 @@ def test_pytorch_does_what_was_planned(name: str, part: float, offload: bool) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float, offload: bool) -> None:
     expect_agreement(name, part, offload)
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
+def test_pytorch_does_what_was_planned_for_micro_batches(offload: bool) -> None:
+    expect_agreement("mobilenet", 0.3, offload, micro_batches=4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
+@pytest.mark.parametrize("name", MODELS)
+def test_pytorch_does_what_was_planned_for_micro_batches_of_every_model(name: str, offload: bool) -> None:
+    expect_agreement(name, 0.2, offload, micro_batches=4)
+
+
+def test_a_plan_for_a_loop_of_another_kind_is_not_checked() -> None:
+    made = plan_of("convnet", 0.6, offload=True)
+    with pytest.raises(InputError, match=r"a loop of your own, which calls 0; \. in a step"):
+        check_plan(made.model_copy(update={"loop": (("0",), (".",))}), MODELS["convnet"])
 
 
 def test_a_budget_below_all_plans_names_the_smallest_peak() -> None:

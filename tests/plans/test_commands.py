@@ -28,6 +28,16 @@ def test_a_plan_is_made_shown_and_checked(tmp_path: Path) -> None:
     assert checked.stdout.count(" ok") == 6
 
 
+def test_a_plan_for_micro_batches_is_made_and_checked(tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    budget = ("--micro-batches", "4", "--node", "v100", "--budget", "5MB", "--here", "-q", "-o", file)
+    made = simgpu("plan", "resnet20", "--batch", "16", *budget)
+    assert made.exit_code == 0, made.output
+    assert "batch 16 in 4 micro-batches" in made.stdout
+    checked = simgpu("plan", "check", file, "resnet20", "-q")
+    assert checked.exit_code == 0 and checked.stdout.count(" ok") == 6
+
+
 def test_settings_of_other_frameworks_are_printed() -> None:
     made = simgpu(
         "plan", "gpt2-small", "--batch", "2", "--node", "v100", "--budget", "4GB", "-q", "--settings", "--no-offload"
@@ -51,6 +61,11 @@ def test_a_plan_follows_a_policy(tmp_path: Path) -> None:
         (("plan", "resnet20", "--node", "v100"), "--batch: it is missing"),
         (("plan", "resnet20", *_MAKE[:-3], "--budget", "1B"), "no plan fits into 1 B"),
         (("plan", "resnet20", *_MAKE[:-3], "--budget", "-5MB"), "is not a size"),
+        (("plan", "resnet20", *_MAKE, "--micro-batches", "3"), "16 samples are not 3 equal micro-batches"),
+        (
+            ("plan", "resnet20", *_MAKE, "--micro-batches", "2", "--execute", "compile"),
+            "--micro-batches: a compiled step is planned for one call of the model",
+        ),
         (("plan", "show", "nowhere.json"), "nowhere.json: no such file"),
         (("plan", "resnet20", *_MAKE, "--policy", "vdn"), "did you mean 'vdnn'"),
         (("plan", "resnet20", *_MAKE, "--policy", "um"), "um does more than to keep, offload and recompute"),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from simgpu.recorder.iteration import Watcher, run_forward
+from simgpu.recorder.iteration import Watcher, root_of_backward, run_forward
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Phase
 
@@ -24,7 +24,7 @@ class ZeroGrad(StrEnum):
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """A loop of `iterations` steps on batches of one shape.
+    """A loop of `iterations` steps on batches of one shape, each in as many micro-batches as the workload has.
 
     The names of the loop stay in scope, as in Python: the previous batch and loss live until the next are assigned, and
     so does the model's output if the workload holds it.
@@ -56,19 +56,20 @@ def run_loop(
     for _ in range(loop.iterations):
         if loop.zero_grad is ZeroGrad.START:
             optimizer.zero_grad(set_to_none=True)
-        batch = watcher.receive(workload)
-        if batch.hold_output:
-            watcher.begin(Phase.FORWARD)
-            output = batch.output()
-            loss = batch.loss(output, *batch.labels)
-        else:
-            _, loss = run_forward(batch, watcher)
-        if loop.zero_grad is ZeroGrad.BEFORE_BACKWARD:
-            optimizer.zero_grad(set_to_none=True)
-        root = loss if workload.scaler is None else workload.scaler.scale(loss)
-        watcher.begin(Phase.BACKWARD)
-        root.backward()
-        del root
+        for number in range(workload.micro_batches):
+            batch = watcher.receive(workload)
+            if batch.hold_output:
+                watcher.begin(Phase.FORWARD)
+                output = batch.output()
+                loss = batch.loss(output, *batch.labels)
+            else:
+                _, loss = run_forward(batch, watcher)
+            if loop.zero_grad is ZeroGrad.BEFORE_BACKWARD and not number:
+                optimizer.zero_grad(set_to_none=True)
+            root = root_of_backward(workload, loss)
+            watcher.begin(Phase.BACKWARD)
+            root.backward()
+            del root
         watcher.begin(Phase.OPTIMIZER)
         step()
         watcher.stepped(optimizer)

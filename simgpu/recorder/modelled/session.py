@@ -34,6 +34,7 @@ from simgpu.recorder.saved import note_saved
 from simgpu.recorder.session import (
     Around,
     main_dtype,
+    micro_batch_notes,
     model_name,
     no_garbage_collection,
     output_life,
@@ -72,6 +73,7 @@ class ModelledSession:
     hold_output: bool = False
     grad_scaler: bool = False
     inputs: Mapping[str, InputSpec] | None = None
+    micro_batches: int = 1
     around: Around | None = None
 
     @property
@@ -90,24 +92,32 @@ class ModelledSession:
             with no_garbage_collection():
                 work = WorkPass(prices)
                 structure, ledger = self._structure(workload, optimizer, work)
+                kernels, blocks = fold_in_place(structure.kernels, ledger.blocks)
                 saves = note_saved(
                     self.name,
                     workload,
                     optimizer,
                     _CPU,
                     structure.signatures,
-                    ledger.blocks,
+                    kernels,
+                    blocks,
                     self.progress,
                     self._on_host(optimizer),
                 )
             dtype, output = main_dtype(workload), output_life(workload)
         compute = compute_format(structure.flops, dtype, autocasts)
-        kernels, blocks = fold_in_place(structure.kernels, ledger.blocks)
         choices = all_algorithms(prices, kernels, work.calls)
         times = durations(prices, kernels, blocks, work.calls)
         info = replace(self._info(dtype, kernels, work), output=output, compute=compute)
         info = replace(
-            info, notes=" ".join((f"{info.notes}{assumed_values(mode)}{autocasts.notes}", *assumed_loss(workload)))
+            info,
+            notes=" ".join(
+                (
+                    f"{info.notes}{assumed_values(mode)}{autocasts.notes}",
+                    *micro_batch_notes(workload, self.batch),
+                    *assumed_loss(workload),
+                )
+            ),
         )
         return assemble(info, kernels, blocks, [times], algorithms=choices, saves=saves)
 
@@ -133,11 +143,12 @@ class ModelledSession:
         stack.enter_context(own_random_state(_CPU, seed=0))
         mode = stack.enter_context(fake_tensors(self.name))
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
-        workload = mode.settle(make_workload(self.name, factory, self.batch, self.inputs))
+        workload = mode.settle(make_workload(self.name, factory, self.batch // self.micro_batches, self.inputs))
         if self.around is not None:
             stack.enter_context(self.around(workload.module))
         scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
-        return mode, workload._replace(hold_output=self.hold_output, scaler=scaler), autocasts
+        workload = workload._replace(hold_output=self.hold_output, scaler=scaler, micro_batches=self.micro_batches)
+        return mode, workload, autocasts
 
     def _optimizer(self, stack: ExitStack, mode: FakeTensors, module: torch.nn.Module) -> torch.optim.Optimizer:
         new = find_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
