@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from simgpu.errors import InputError, Problem
+from simgpu.torch.alone import alone
 from simgpu.torch.copies import CopyDevice, copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.loop import Loop
@@ -64,19 +65,29 @@ def applied(
         what, remedy = f"it is a {type(model).__name__}, not a module", "give the torch.nn.Module that trains"
         raise InputError.single(f"plan for {plan.made_for.model}", "model", what, remedy)
     check_model(plan, model)
-    if plan.graph is not None:
-        from simgpu.torch.graphs import graph_applied  # PyTorch's compiler takes long to import
+    what = "another plan is applied already"
+    remedy = "end its with block first; for two models in one step, make one plan for a module that has both"
+    with alone("plan", InputError.single(f"plan for {plan.made_for.model}", "model", what, remedy)):
+        if plan.graph is None:
+            context = _steps_of(plan, model, tally or Tally(), copies)
+        else:
+            from simgpu.torch.graphs import graph_applied  # PyTorch's compiler takes long to import
 
-        with graph_applied(plan.made_for.model, plan.graph, model):
+            context = graph_applied(plan.made_for.model, plan.graph, model)
+        with context:
             yield
-        return
+
+
+@contextmanager
+def _steps_of(plan: Applicable, model: nn.Module, tally: Tally, copies: CopyDevice | None) -> Iterator[None]:
+    """Runs steps, operator by operator, by a plan."""
     keeps = {(e.module, e.call): frozenset((kept.op, kept.number) for kept in e.keep) for e in plan.recompute}
     regions = Regions(keeps, plan.calls)
     listed = Listed({(each.type, each.number): each.module for each in plan.offload})
     offload = None
     if plan.offload:
         device = copies or copies_of(device_of(model))
-        offload = AsyncOffload(device, tally or Tally(), listed, prefetch=plan.prefetch, stash=plan.stash)
+        offload = AsyncOffload(device, tally, listed, prefetch=plan.prefetch, stash=plan.stash)
 
     def begin(was_whole: bool) -> None:
         if was_whole:

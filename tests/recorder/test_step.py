@@ -381,11 +381,16 @@ def test_a_recording_is_no_trace_of_allocations() -> None:
         simgpu.explain_allocations(recording)  # type: ignore[arg-type]
 
 
-def test_a_step_inside_a_step_is_refused() -> None:
+@pytest.mark.parametrize("gpu", ["a100", None])
+def test_a_step_inside_a_step_is_refused(gpu: str | None) -> None:
     model = convolutions()
-    inner = simgpu.record_step(model, gpu="a100")
-    with pytest.raises(InputError, match="end the outer with block"), simgpu.record_step(model, gpu="a100"), inner:
+    outer, inner = (simgpu.record_step(model, gpu=gpu) for _ in range(2))
+    with pytest.raises(InputError, match="a step is recorded already; end the outer with block first"), outer, inner:
         pass
+    optimizer = adam(model)
+    with simgpu.record_step(model, optimizer, gpu=gpu) as recording:
+        step(model, optimizer)
+    assert recording.trace.kernels
 
 
 class Listing(nn.Module):

@@ -262,6 +262,18 @@ def test_a_plan_may_be_applied_again_and_calls_without_gradients_do_not_count() 
                 workload.loss(output, *workload.labels).backward()
 
 
+def test_a_plan_inside_a_plan_is_refused() -> None:
+    plan, models = (
+        plan_of("convnet", 0.3, offload=True),
+        [training("convnet", batch=16).workload.module for _ in range(2)],
+    )
+    outer, inner = (plan.apply(model) for model in models)
+    with outer, pytest.raises(InputError, match="another plan is applied already; end its with block first"), inner:
+        pass
+    with inner:
+        pass
+
+
 def test_an_epochs_last_batch_may_be_smaller() -> None:
     plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=16)
     workload, module = train.workload, train.workload.module
