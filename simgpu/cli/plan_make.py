@@ -82,7 +82,7 @@ def make(
 
     \b
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
-    simgpu plan make gpt2-small --batch 32 --micro-batches 4 --node v100 --budget 8GB
+    simgpu plan make gpt2-small --batch 32 --micro-batches 4 --node v100
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
     simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
     simgpu plan make gpt2-small --batch 8 --node v100 --execute compile

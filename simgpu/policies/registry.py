@@ -42,6 +42,9 @@ _BUILT_IN = {
     "save_on_cpu": "simgpu.policies.save_on_cpu:SaveOnCpu",
     "async_offload": "simgpu.policies.async_offload:AsyncOffload",
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
+    "lru": "simgpu.policies.lru:Lru",
+    "belady": "simgpu.policies.belady:Belady",
+    "dtr": "simgpu.policies.dtr.policy:Dtr",
 }
 
 GROUP = "simgpu.policies"

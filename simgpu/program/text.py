@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from simgpu.errors import InputError
 from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.graph.functional import Functional
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
@@ -48,7 +49,17 @@ from simgpu.units import format_bytes, format_time
 
 SCHEMA = "simgpu.program/3"
 
-_TRANSFORMS = (Split, Accumulate, WithAlgorithms, WithEncodings, WithUnpacked, Repeating, Uncompressed, Replicate)
+_TRANSFORMS = (
+    Split,
+    Accumulate,
+    Functional,
+    WithAlgorithms,
+    WithEncodings,
+    WithUnpacked,
+    Repeating,
+    Uncompressed,
+    Replicate,
+)
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.
 _NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}

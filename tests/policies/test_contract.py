@@ -123,3 +123,23 @@ class TestAccumulate(PolicyContract):
         {"micro_batches": 4, "inside": "save_on_cpu"},
         {"micro_batches": 2, "inside": "joint(evaluations=2000, lower_bound=false)"},
     )
+
+
+class TestLru(PolicyContract):
+    policy = "lru"
+
+
+class TestBelady(PolicyContract):
+    policy = "belady"
+
+
+class TestDtr(PolicyContract):
+    policy = "dtr"
+    parameter_sets = (
+        {},
+        {"heuristic": "dtr"},
+        {"heuristic": "local", "deallocation": "ignore"},
+        {"heuristic": "msps"},
+        {"heuristic": "lru"},
+        {"heuristic": "size"},
+    )

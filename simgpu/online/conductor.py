@@ -1,0 +1,293 @@
+"""Runs one iteration kernel after kernel, asks a policy what to do, and writes down what happens as a program.
+
+The clock is that of the node's kernels and copies, each link for itself. It is exact where no link is shared and no
+kernel slows copies down; elsewhere the policy decides with this clock, and the program runs as the node really is.
+
+* Before each kernel the policy hears which copies have ended, and decides. It decides again where a kernel,
+  or a block that comes back, needs more memory than is free or about to be.
+* A block that a kernel needs and that is away is copied back, or its kernels run again: first those of what these need.
+* A copy in another memory is kept until a kernel changes the block, or the framework frees it.
+* What the framework has freed may be recomputed for others, and stays until the policy drops it.
+* At the end, what was there at the begin is there again, and what the framework keeps to the end as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import DEVICE, NodeSpec
+from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch
+from simgpu.online.memory import OnlineMemory
+from simgpu.online.recomputation import Recomputation
+from simgpu.online.view import View
+from simgpu.program.instructions import Program, Segment
+from simgpu.program.lifetimes import lifetimes
+
+#: Decisions that the message about an illegal one lists.
+_LISTED = 5
+
+
+class _Rerun(NamedTuple):
+    """A kernel that runs again to make a block. is_first, is_last: of the block's kernels."""
+
+    kernel: int
+    block: int
+    is_first: bool
+    is_last: bool
+
+
+class Conductor:
+    """One iteration. frees: whether blocks are freed when the framework frees them, or when memory is short.
+
+    sees_future: whether the policy may ask for next uses.
+    """
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        node: NodeSpec,
+        budget: int,
+        decider: Decider,
+        *,
+        frees: bool = True,
+        sees_future: bool = False,
+    ) -> None:
+        self.graph, self.decider, self._frees = graph, decider, frees
+        releases = graph.recorded_releases
+        self.recomputation = Recomputation(graph, releases)
+        self._births, self._deaths, self._survivors, self._reinitialized = lifetimes(graph, releases)
+        count, others = len(graph.sizes), [memory for memory in node.memories if memory.name != DEVICE]
+        self.view = View(
+            graph=graph,
+            node=node,
+            budget=budget,
+            sizes=np.array(graph.sizes, dtype=np.int64),
+            costs_ns=self.recomputation.costs_ns,
+            can_drop=self.recomputation.can_drop,
+            here=np.zeros(count, dtype=np.bool_),
+            busy=np.zeros(count, dtype=np.bool_),
+            last_use_ns=np.zeros(count, dtype=np.int64),
+            since=np.zeros(count, dtype=np.int64),
+            free=budget,
+            away={memory.name: set() for memory in others},
+            room={memory.name: memory.capacity for memory in others},
+            sees_future=sees_future,
+        )
+        self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
+        self._history: list[str] = []
+
+    def run(self) -> Program:
+        """The program of the iteration.
+
+        Raises `OutOfMemoryError` where the policy gives up too little, and `ProgramError` for an illegal decision.
+        """
+        graph, memory = self.graph, self.memory
+        passing = set(self._reinitialized)
+        lasting = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0 and b not in passing]
+        self._begin(lasting)
+        for k in range(len(graph.kernels)):
+            self.view.kernel = k
+            while memory.ended:
+                self._apply(self.decider.ended(self.view, memory.ended.pop(0)))
+            self._apply(self.decider.before(self.view, k))
+            self._kernel(k)
+        self.view.kernel = len(graph.kernels)
+        self._end(lasting)
+        streams = {stream: memory.code[stream].code() for stream in sorted(memory.code, key=lambda each: each.rank)}
+        return Program((Segment(streams),), resident=tuple(lasting))
+
+    def _begin(self, lasting: list[int]) -> None:
+        """What is persistent is there; what of it is freed in mid-iteration gets its initial value."""
+        view, memory, there = self.view, self.memory, [*lasting, *self._reinitialized]
+        view.free -= sum(self.graph.sizes[b] for b in there)
+        if view.free < 0:
+            raise memory.out_of_memory("what is persistent, before the first kernel,", view.budget - view.free)
+        if self._reinitialized:
+            memory.compute.acquire(self._reinitialized)
+            memory.compute.initialize(self._reinitialized)
+        for b in there:
+            memory.arrives(b)
+
+    def _end(self, lasting: list[int]) -> None:
+        """Brings back what is to be there, and frees the rest."""
+        memory, kept = self.memory, [*self._survivors, *lasting]
+        for b in kept:
+            self._bring(b)
+            memory.lock(b)
+            if b in memory.arriving:
+                memory.wait_for(b)
+        memory.unlock(kept)
+        held = set(lasting)
+        memory.free(b for b in range(len(self.graph.sizes)) if b not in held and memory.exists(b))
+        memory.forget_copies(lasting)
+        memory.finish()
+
+    # --- kernels ----------------------------------------------------------------------------------------------
+
+    def _kernel(self, k: int) -> None:
+        """Runs a kernel of the trace with what it needs."""
+        graph, view, memory, births = self.graph, self.view, self.memory, self._births[k]
+        used = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
+        self._use(used)
+        memory.take(births, f"kernel {graph.kernels[k].id} ({graph.kernels[k].op})")
+        if initialized := [b for b in births if b in graph.written_by_host]:
+            memory.compute.initialize(initialized)
+        memory.forget_copies(graph.writes[k])
+        memory.compute.launch(k)
+        memory.advance(graph.durations[k])
+        for b in births:
+            memory.arrives(b)
+        view.last_use_ns[list(graph.writes[k])] = view.now_ns
+        memory.unlock(used)
+        memory.free(b for b in self._deaths[k] if memory.exists(b) and (self._frees or not view.can_drop[b]))
+
+    def _use(self, blocks: list[int]) -> None:
+        """Brings blocks into device memory, where they stay until they are unlocked."""
+        view, memory = self.view, self.memory
+        view.last_use_ns[blocks] = view.now_ns
+        present = {b for b in blocks if view.here[b]}
+        for b in present:
+            memory.lock(b)
+        for b in blocks:
+            if b not in present:
+                self._bring(b)
+                memory.lock(b)
+        for b in blocks:
+            if b in memory.arriving:
+                memory.wait_for(b)
+
+    def _bring(self, b: int) -> None:
+        """Copies a block back, or recomputes it, unless it is there or on its way."""
+        self.memory.wait_until_left(b)
+        if self.view.here[b] or b in self.memory.arriving:
+            return
+        if self.memory.source(b) is not None:
+            self.memory.fetch(b)
+        else:
+            self._recompute(b)
+
+    # --- running again ----------------------------------------------------------------------------------------
+
+    def _recompute(self, target: int) -> None:
+        """Runs the kernels of a block again, after those of what they read and what is missing."""
+        view, memory = self.view, self.memory
+        stack, held = self._reruns(target), dict[_Rerun, list[int]]()
+        while stack:
+            rerun = stack[-1]
+            if rerun.is_first and rerun not in held and view.here[rerun.block]:
+                # Made meanwhile, as another result of a kernel.
+                del stack[-len(self._reruns(rerun.block)) :]
+                continue
+            inputs = [r for r in self.recomputation.ancestry.inputs[rerun.kernel] if r != rerun.block]
+            if rerun not in held:
+                view.last_use_ns[inputs] = view.now_ns
+                held[rerun] = [r for r in inputs if view.here[r]]
+                for r in held[rerun]:
+                    memory.lock(r)
+            locked = held[rerun]
+            missing = next((r for r in inputs if r not in locked), None)
+            if missing is None:
+                self._rerun(rerun)
+                memory.unlock(locked)
+                del held[stack.pop()]
+            elif view.here[missing] or memory.exists(missing):
+                self._bring(missing)
+                memory.lock(missing)
+                if missing in memory.arriving:
+                    memory.wait_for(missing)
+                locked.append(missing)
+            else:
+                reruns = self._reruns(missing)
+                assert reruns, "what cannot be recomputed is not dropped"
+                stack += reruns
+
+    def _reruns(self, b: int) -> list[_Rerun]:
+        """The kernels that make a block, the first one last."""
+        writers = self._writers_so_far(b)
+        last = len(writers) - 1
+        return [_Rerun(k, b, place == 0, place == last) for place, k in enumerate(writers)][::-1]
+
+    def _rerun(self, rerun: _Rerun) -> None:
+        """Runs a kernel again, whose inputs are there."""
+        k, b, graph, memory = rerun.kernel, rerun.block, self.graph, self.memory
+        outputs = self.recomputation.ancestry.outputs[k]
+        takes = [each for each in outputs if not self.view.here[each]]
+        present = [each for each in outputs if self.view.here[each]]
+        for each in present:
+            memory.lock(each)
+        memory.take(takes, f"kernel {graph.kernels[k].id} ({graph.kernels[k].op}), which runs again,")
+        makes = [each for each in takes if each == b or self._is_restored(each, k)]
+        memory.compute.relaunch(k, tuple(dict.fromkeys((b, *makes))))
+        memory.advance(graph.durations[k])
+        for each in takes:
+            if each in makes:
+                memory.arrives(each)
+            else:
+                memory.scratch(each)
+        memory.unlock(present)
+        if rerun.is_first and not rerun.is_last:
+            memory.lock(b)
+        if rerun.is_last and not rerun.is_first:
+            memory.unlock([b])
+
+    def _is_restored(self, b: int, k: int) -> bool:
+        """Whether one kernel alone makes a block as it was, and others use it: a workspace is only scratch memory."""
+        return self._writers_so_far(b) == [k] and len(self.graph.uses[b]) > 1
+
+    def _writers_so_far(self, b: int) -> list[int]:
+        return [k for k in self.recomputation.writers[b] if k < self.view.kernel]
+
+    # --- decisions --------------------------------------------------------------------------------------------
+
+    def _ask_for(self, need: int) -> None:
+        self._apply(self.decider.short(self.view, need))
+
+    def _apply(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self._history.append(self._text(decision))
+            if fault := self._fault(decision):
+                before = "; ".join(self._history[-1 - _LISTED : -1]) or "none"
+                raise ProgramError(f"{self._history[-1]}: {fault}; decisions before it: {before}")
+            match decision:
+                case Drop(b):
+                    self.memory.give_up([b])
+                case Evict(b, to):
+                    self.memory.evict(b, to)
+                case Fetch(b):
+                    self.memory.fetch(b)
+
+    def _fault(self, decision: Decision) -> str:
+        """Why a decision is illegal; empty if it is legal."""
+        view, memory, b = self.view, self.memory, decision.block
+        if not 0 <= b < len(view.sizes):
+            return "there is no such block"
+        if isinstance(decision, Fetch):
+            if view.here[b] or b in memory.arriving:
+                return "it is in device memory already"
+            if memory.source(b) is None:
+                return "its value is in no memory that is linked to the device's"
+            return "" if view.sizes[b] <= view.free else "there is no memory for it"
+        if not view.here[b]:
+            return "its value is not in device memory"
+        if view.busy[b]:
+            return "a kernel or a copy uses it now"
+        if isinstance(decision, Drop):
+            return "" if view.can_drop[b] else "it cannot be recomputed"
+        if decision.to not in view.away or not memory.lanes.links(DEVICE, decision.to):
+            return f"no link goes to memory {decision.to!r}"
+        room = view.room[decision.to]
+        if b not in view.away[decision.to] and room is not None and room < self.graph.copy_sizes[b]:
+            return f"{decision.to} memory has no room for it"
+        return ""
+
+    def _text(self, decision: Decision) -> str:
+        blocks, kernels, k = self.graph.blocks, self.graph.kernels, self.view.kernel
+        name = blocks[decision.block].id if 0 <= decision.block < len(blocks) else f"block {decision.block}"
+        what = type(decision).__name__.lower()
+        to = f" to {decision.to}" if isinstance(decision, Evict) else ""
+        return f"{what} {name}{to} before {f'kernel {kernels[k].id}' if k < len(kernels) else 'the end'}"

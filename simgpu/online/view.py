@@ -1,0 +1,76 @@
+"""What a policy sees when it decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.errors import ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import NodeSpec
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+#: Instead of a next use: there is none.
+NEVER = 1 << 62
+
+
+class Flight(NamedTuple):
+    """A copy of a block from one memory to another, and when it ends (ns)."""
+
+    block: int
+    src: str
+    dst: str
+    ends_ns: int
+
+
+@dataclass
+class View:
+    """The iteration as far as it has run. Arrays have one entry for each block.
+
+    now_ns: the clock. kernel: the next kernel of the trace. free: bytes of device memory that nothing holds; leaving:
+    bytes that copies under way give back. sizes: bytes of device memory. last_use_ns: when a kernel that used the block
+    began, or when it was made. costs_ns: the time of the kernels that make it. here: which blocks have their value in
+    device memory. busy: which of them may not leave now, because a kernel or a copy is about to use them. since: a
+    number that grows each time when a block becomes free to leave. can_drop: which blocks can be recomputed whenever a
+    kernel needs them. away: by memory, the blocks whose values are there. room: by memory, the bytes that are free
+    there, None without a limit. flights: copies under way. sees_future: whether next uses may be asked for.
+    """
+
+    graph: TaskGraph
+    node: NodeSpec
+    budget: int
+    sizes: Ints
+    costs_ns: Ints
+    can_drop: Bools
+    here: Bools
+    busy: Bools
+    last_use_ns: Ints
+    since: Ints
+    now_ns: int = 0
+    kernel: int = 0
+    free: int = 0
+    leaving: int = 0
+    away: dict[str, set[int]] = field(default_factory=dict)
+    room: dict[str, int | None] = field(default_factory=dict)
+    flights: list[Flight] = field(default_factory=list)
+    sees_future: bool = False
+
+    def candidates(self) -> Ints:
+        """The blocks that may leave device memory now, in the order in which they became free to."""
+        blocks = np.flatnonzero(self.here & ~self.busy)
+        return blocks[np.argsort(self.since[blocks], kind="stable")]
+
+    def next_use(self, block: int) -> int:
+        """The next kernel of the trace that uses a block, `NEVER` if none does.
+
+        Raises `ProgramError` for a policy that does not declare that it knows the future.
+        """
+        if not self.sees_future:
+            raise ProgramError("the policy asks for a next use, and is not declared clairvoyant")
+        following = self.graph.next_use(block, self.kernel - 1)
+        return NEVER if following is None else following

@@ -1,0 +1,106 @@
+"""Policies that decide while the iteration runs (`simgpu.online`)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph, Transform
+from simgpu.graph.transforms import transformed
+from simgpu.online.conductor import Conductor
+from simgpu.online.decisions import Decider, Decision, Evict
+from simgpu.online.view import Flight, Ints, View
+from simgpu.policies.base import PlanContext, Policy, require_one_stream
+from simgpu.program.instructions import Program
+
+
+@dataclass(frozen=True)
+class OnlinePolicy(Policy):
+    """A policy whose `decider` is asked while the iteration runs.
+
+    clairvoyant: whether it knows the next use of a block. transforms: of the graph on which it decides.
+    """
+
+    clairvoyant: ClassVar[bool] = False
+    transforms: ClassVar[tuple[Transform, ...]] = ()
+
+    @property
+    def frees(self) -> bool:
+        """Whether blocks are freed when the framework frees them, or when memory is short."""
+        return True
+
+    @abstractmethod
+    def decider(self, graph: TaskGraph) -> Decider:
+        """What decides in one iteration of a graph, to which the transforms have been applied."""
+
+    def plan(self, context: PlanContext) -> Program:
+        """What happened in an iteration, as a program."""
+        require_one_stream(context.graph, self.name)
+        if len(context.graph.rounds) > 1:
+            what = f"the batch is split into micro-batches, and {self.name} decides for an undivided iteration"
+            raise InputError.single(context.graph.trace.name, "batch", what, "choose another policy inside")
+        graph = transformed(context.graph, self.transforms)
+        conductor = Conductor(
+            graph,
+            context.node,
+            context.budget,
+            self.decider(graph),
+            frees=self.frees,
+            sees_future=self.clairvoyant,
+        )
+        program = conductor.run()
+        return replace(program, transforms=self.transforms)
+
+
+class Quiet:
+    """A decider that does nothing of its own accord; to be derived from."""
+
+    def short(self, view: View, need: int) -> Iterable[Decision]:
+        """Nothing."""
+        return ()
+
+    def before(self, view: View, kernel: int) -> Iterable[Decision]:
+        """Nothing."""
+        return ()
+
+    def ended(self, view: View, flight: Flight) -> Iterable[Decision]:
+        """Nothing."""
+        return ()
+
+    def left(self, block: int) -> None:
+        """Nothing to note."""
+
+    def came(self, block: int) -> None:
+        """Nothing to note."""
+
+
+@dataclass(frozen=True)
+class EvictingPolicy(OnlinePolicy):
+    """Evicts to the host what ranks lowest, until there is enough memory; override `ranks`."""
+
+    def decider(self, graph: TaskGraph) -> Decider:
+        """Evicts by rank."""
+        return _ByRank(self)
+
+    @abstractmethod
+    def ranks(self, view: View, blocks: Ints) -> NDArray[np.float64] | Ints:
+        """The rank of each of these blocks; the lowest leaves first."""
+
+
+class _ByRank(Quiet):
+    def __init__(self, policy: EvictingPolicy) -> None:
+        self._policy = policy
+
+    def short(self, view: View, need: int) -> Iterator[Decision]:
+        blocks = view.candidates()
+        for place in np.argsort(self._policy.ranks(view, blocks), kind="stable"):
+            if need <= 0:
+                return
+            yield Evict(int(blocks[place]))
+            need -= int(view.sizes[blocks[place]])

@@ -1,0 +1,1 @@
+"""`dtr`: dynamic tensor rematerialization."""

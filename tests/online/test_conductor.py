@@ -1,0 +1,157 @@
+"""Programs that are written while a policy decides: legal, and as fast as the clock that the policy saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simgpu.errors import OutOfMemoryError, ProgramError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.online.conductor import Conductor
+from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch
+from simgpu.online.view import Flight, View
+from simgpu.policies.belady import Belady
+from simgpu.policies.common.deciding import OnlinePolicy, Quiet
+from simgpu.policies.dtr.policy import Dtr
+from simgpu.policies.lru import Lru
+from simgpu.simulation.run import plan_context, simulate
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.semantics.random_traces import repeatable_traces, traces
+
+POLICIES: list[OnlinePolicy] = [Lru(), Belady(), *(Dtr(heuristic=each) for each in ("dtr", "eq", "local", "msps"))]
+#: Six layers of 100 bytes whose backward reads what forward saved, on a link of a byte a nanosecond.
+CHAIN = chain([10] * 6, [20] * 6, [100] * 6)
+
+
+def node_of(memory: int) -> NodeSpec:
+    return NodeSpec("bench", GpuSpec("gpu", memory), LinkSpec("link", 10**9, 10**9))
+
+
+def conducted(trace: Trace, policy: OnlinePolicy, budget: int) -> Conductor:
+    graph = transformed(TaskGraph.of(trace), policy.transforms)
+    decider = policy.decider(graph)
+    return Conductor(graph, node_of(budget), budget, decider, frees=policy.frees, sees_future=policy.clairvoyant)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.name}-{getattr(policy, 'heuristic', '')}")
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=30)
+@given(data=st.data())
+def test_the_clock_of_the_decisions_is_that_of_the_machine(policy: OnlinePolicy, data: st.DataObject) -> None:
+    trace: Trace = data.draw(st.one_of(traces(), repeatable_traces()))
+    most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    budget = data.draw(st.integers(most // 4, most))
+    conductor = conducted(trace, policy, budget)
+    try:
+        conductor.run()
+    except OutOfMemoryError:
+        assume(False)
+    result = simulate(trace, node_of(budget), policy, budget=budget)
+    assert result.iteration_ns == conductor.view.now_ns
+    assert result.metrics.device_peak_bytes <= budget and result.steady
+
+
+def test_what_was_used_longest_ago_leaves_and_comes_back_on_demand() -> None:
+    """Of 600 B, 400 B hold x1 to x4 when F4 needs 100 B more, or 500 B with the gradient of backward."""
+    result = simulate(CHAIN, node_of(400), "lru")
+    copies = [(span.stream, span.name) for span in result.timeline if span.bytes and span.iteration == 0]
+    assert copies[:2] == [("d2h", "x1"), ("d2h", "x2")]
+    assert {name for stream, name in copies if stream == "h2d"} == {name for stream, name in copies if stream == "d2h"}
+
+
+def test_who_knows_the_future_copies_no_more() -> None:
+    copied = {
+        policy: simulate(CHAIN, node_of(400), policy).metrics.copied_bytes.get("d2h", 0) for policy in ("lru", "belady")
+    }
+    assert 0 < copied["belady"] <= copied["lru"]
+
+
+def test_dropping_costs_the_time_of_what_runs_again() -> None:
+    result = simulate(CHAIN, node_of(450), "dtr")
+    spans = [span for span in result.timeline if span.iteration == 0 and span.kind is SpanKind.RECOMPUTE]
+    assert spans and not any(result.metrics.copied_bytes.values())
+    assert result.iteration_ns == result.ideal_ns + sum(span.end_ns - span.start_ns for span in spans)
+
+
+@dataclass(frozen=True)
+class Scripted(OnlinePolicy):
+    """Decides what a test wants."""
+
+    name = "scripted"
+    summary = source = "for tests"
+    before: Callable[[View, int], Iterable[Decision]] = lambda view, kernel: ()
+
+    def decider(self, graph: TaskGraph) -> Decider:
+        decider = Quiet()
+        decider.before = self.before  # type: ignore[method-assign]
+        return decider
+
+
+def at(kernel: int, *decisions: Decision) -> Scripted:
+    return Scripted(before=lambda view, k: decisions if k == kernel else ())
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (at(2, Evict(99)), "evict block 99 to host before kernel F3: there is no such block"),
+        (at(0, Drop(1)), "drop x2 before kernel F1: its value is not in device memory"),
+        (at(2, Drop(0)), "drop x1 before kernel F3: it cannot be recomputed"),
+        (at(2, Fetch(1)), "fetch x2 before kernel F3: it is in device memory already"),
+        (at(2, Evict(1, "ssd")), "no link goes to memory 'ssd'"),
+        (at(2, Evict(1), Evict(1)), "its value is not in device memory; decisions before it: evict x2 to host"),
+        (at(2, Drop(1), Fetch(1)), "its value is in no memory that is linked"),
+    ],
+)
+def test_an_illegal_decision_is_refused_with_what_led_to_it(policy: Scripted, message: str) -> None:
+    with pytest.raises(ProgramError, match=message.replace("(", r"\(")):
+        conducted(CHAIN, policy, 10**6).run()
+
+
+def test_a_block_that_is_fetched_early_costs_no_time() -> None:
+    """x2 leaves after F2, in 100 ns, and comes back beside B5 to B3, in 100 ns, before B2 needs it."""
+    trace = chain([100] * 6, [100] * 6, [100] * 6)
+    plan = {2: (Evict(1),), 7: (Fetch(1),)}
+    early = Scripted(before=lambda view, k: plan.get(k, ()))
+    late = at(2, Evict(1))
+    times = []
+    for policy in (early, late):
+        conductor = conducted(trace, policy, 10**6)
+        conductor.run()
+        times.append(conductor.view.now_ns)
+    assert times == [1200, 1300]
+
+
+def test_only_a_clairvoyant_policy_sees_the_future() -> None:
+    asking = Scripted(
+        before=lambda view, k: [Drop(b) for b in range(0) if view.next_use(b)] or [Drop(view.next_use(0))]
+    )
+    with pytest.raises(ProgramError, match="not declared clairvoyant"):
+        conducted(CHAIN, asking, 10**6).run()
+
+
+def test_the_policy_hears_of_copies_that_ended() -> None:
+    heard: list[Flight] = []
+    decider = Quiet()
+    decider.before = lambda view, k: (Evict(1),) if k == 2 else ()  # type: ignore[method-assign]
+    decider.ended = lambda view, flight: heard.append(flight) or ()  # type: ignore[method-assign,func-returns-value]
+    graph = TaskGraph.of(CHAIN)
+    Conductor(graph, node_of(10**6), 10**6, decider).run()
+    assert heard[0] == Flight(1, "device", "host", 120)
+
+
+def test_memory_that_no_policy_can_find_is_named() -> None:
+    with pytest.raises(OutOfMemoryError, match="kernel"):
+        simulate(CHAIN, node_of(250), "dtr")
+
+
+def test_context_and_budget_are_those_of_the_run() -> None:
+    context = plan_context(CHAIN, node_of(10**6), Lru(), budget=400)
+    assert context.trial(Lru().plan(context)).iteration_ns == simulate(CHAIN, node_of(400), "lru").iteration_ns
