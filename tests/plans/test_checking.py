@@ -40,7 +40,9 @@ def expect_agreement(name: str, part: float, offload: bool, micro_batches: int =
     assert result["loss and gradients"].found == "the same bits"
     assert result["peak memory"].agrees and not result.notes
     assert made.predicted.peak_bytes <= made.budget_bytes
-    assert made.recompute or made.offload
+    # Small micro-batches may need no less than what the gradients of weights take.
+    is_needed = made.predicted.plain_peak_bytes > made.budget_bytes
+    assert made.recompute or made.offload or (micro_batches > 1 and not is_needed)
 
 
 @pytest.mark.parametrize(
