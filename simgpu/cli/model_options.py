@@ -21,7 +21,9 @@ micro_batches_option = click.option(
     metavar="K",
     type=click.IntRange(min=1, max=2**31 - 1),
     default=1,
-    help="Split the batch into K micro-batches, whose gradients are added up (gradient accumulation).",
+    show_default=True,
+    help="Gradient accumulation: K micro-batches, whose losses are divided by K and whose gradients are added up. "
+    "K divides the batch.",
 )
 
 input_option = click.option(

@@ -82,7 +82,7 @@ def make(
 
     \b
     simgpu plan make gpt2-small --batch 8 --node v100 --budget 8GB -o plan.json
-    simgpu plan make gpt2-small --batch 32 --micro-batches 4 --node v100
+    simgpu plan make resnet50 --batch 64 --micro-batches 4 --node v100
     simgpu plan make resnet20 --batch 64 --node v100 --here --budget 60MB
     simgpu plan make resnet50 --batch 64 --node v100 --budget 4GB --policy vdnn
     simgpu plan make gpt2-small --batch 8 --node v100 --execute compile
@@ -138,7 +138,7 @@ def _check(model: str, batch: int | None, execute: str, policy: str | None, micr
     if batch is None and not is_trace:
         problems.append(Problem("plan", "--batch", "it is missing", "give the batch size in samples"))
     if micro_batches > 1 and is_trace:
-        what = f"{model} is a recorded trace, which has its own"
+        what = f"{model} is a recorded trace, which has its own micro-batches"
         problems.append(Problem("plan", "--micro-batches", what, "leave it out, or give the model"))
     if micro_batches > 1 and execute == "compile":
         what = "a compiled step is planned for one call of the model"

@@ -14,6 +14,7 @@ from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.session import model_name, own_random_state
 from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.torch.plan import Plan
+from simgpu.torch.types import WHOLE
 
 
 def check_plan(
@@ -35,7 +36,7 @@ def check_plan(
     """
     name, count = model_name(model), plan.micro_batches
     if count is None or plan.made_for.batch % count:
-        groups = "; ".join(", ".join(group) for group in plan.loop)
+        groups = "; then ".join(", ".join(_called(each) for each in group) for group in plan.loop)
         what = f"the plan is for a loop of your own, which calls {groups} in a step"
         raise InputError.single("plan", "loop", what, "run steps of that loop with plan.apply(model), and without")
     target = find_device(device)
@@ -52,3 +53,7 @@ def check_plan(
         from simgpu.plans.compiled.checking import CompiledCheck  # PyTorch's compiler takes long to import
 
         return CompiledCheck(plan, workload, trainer, target, name).run()
+
+
+def _called(module: str) -> str:
+    return "the whole model" if module == WHOLE else f"'{module}'"

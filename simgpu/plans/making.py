@@ -86,7 +86,12 @@ def unrestricted(
         step = simulate(trace, node, "joint", budget=budget).iteration_ns
     except OutOfMemoryError:
         step = None
-    return step, time_lower_bound(trace, node, budget=budget).ns
+    try:
+        bound = time_lower_bound(trace, node, budget=budget).ns
+    except InputError as error:
+        progress(f"no bound of all programs: {error}")
+        bound = None
+    return step, bound
 
 
 def no_plan(least: int, trace: Trace, budget: int, why_none: str = "") -> InputError:

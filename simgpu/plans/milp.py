@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,10 +174,11 @@ def _parts(program: IntegerProgram) -> list[_Part]:
     matrix = csr_array((values, (rows, columns)), shape=shape)
     least = np.array([least for _, least in program.rows])
     cost = _cost(program)
-    met = csr_array((np.ones(len(values)), (rows, columns)), shape=shape)
-    count, part_of = connected_components(met.T @ met, directed=False)
-    row_of = np.full(shape[0], -1)
-    row_of[rows] = part_of[columns]
+    # A graph of columns, and behind them rows, with an edge where a row has a column.
+    behind, size = [shape[1] + r for r in rows], sum(shape)
+    edges = csr_array((np.ones(len(values)), (columns, behind)), shape=(size, size))
+    count, part = connected_components(edges, directed=False)
+    part_of, row_of = part[: shape[1]], part[shape[1] :]
     parts = []
     for number in range(count):
         own, inside = np.flatnonzero(part_of == number), np.flatnonzero(row_of == number)
@@ -228,6 +230,8 @@ def _without_output() -> Iterator[None]:
             os.dup2(nothing.fileno(), 1)
             yield
     finally:
+        with suppress(OSError, TypeError):  # what C has in its buffer; there is no such library on every system
+            ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
 

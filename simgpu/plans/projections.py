@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.iteration import Checkpointed
@@ -50,11 +50,16 @@ class _Setting(NamedTuple):
 def projections(steps: Steps, node: NodeSpec, budget: int) -> list[Projection]:
     """For each framework its fastest setting that fits; where none fits, the one with the smallest peak.
 
-    Empty for a model without a list of equal layers.
+    Empty for a model without a list of equal layers. Raises `InputError` for a step that calls these layers several
+    times, as one in micro-batches does: settings are simulated for one call.
     """
     layers = equal_layers(steps)
     if not layers:
         return []
+    names = {layer.module for layer in layers}
+    if any(region.call and region.module in names for region in steps.regions()):
+        name, what = steps.trace.name or steps.trace.info.model, "a step calls its layers several times"
+        raise InputError.single(name, "settings", what, "leave out --settings, or plan for one micro-batch")
     selective = Selective(steps, layers)
     megatron = map(_Setting._make, (*full(steps, layers), *selective.settings()))
     no_part = f"no single results, no differences between layers but their number; no part here: {selective.unmapped}"

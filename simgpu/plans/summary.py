@@ -26,7 +26,7 @@ def summary(plan: Plan) -> list[str]:
     if plan.graph is not None:
         lines += _of_graph(plan.graph)
     if plan.offload:
-        lines.append(f"prefetch {plan.prefetch} ahead; at most {plan.stash} under way to the host")
+        lines.append(f"blocks prefetched ahead: {plan.prefetch}; under way to the host: at most {plan.stash}")
     return [*(lines or ["keep everything"]), *plan.notes]
 
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -233,7 +233,32 @@ def graphs_applied(
                     raise
                 raise own from error
 
-    with replaced_forward(model, choose):
+    with _numbers_of_seeds() if is_unfused else nullcontext(), replaced_forward(model, choose):
+        yield
+
+
+@contextmanager
+def _numbers_of_seeds() -> Iterator[None]:
+    """Random numbers follow from their seeds, as in TorchInductor's code: run again, an operator draws the same ones.
+
+    PyTorch's own kernels of these operators, which only tracing is to use, draw new numbers.
+    """
+
+    def generator(seed: torch.Tensor) -> dict[str, Any]:
+        made = torch.Generator(device=seed.device)
+        return {"generator": made.manual_seed(int(seed)), "device": seed.device}
+
+    def real(size: Sequence[int], seed: torch.Tensor, mode: str, **_: Any) -> torch.Tensor:
+        numbers: torch.Tensor = getattr(torch, mode)(size, dtype=torch.float32, **generator(seed))
+        return numbers
+
+    def whole(low: int, high: int, size: Sequence[int], seed: torch.Tensor) -> torch.Tensor:
+        return torch.randint(low, high, size, **generator(seed))
+
+    with torch.library._scoped_library("prims", "IMPL") as library:
+        for device in ("CPU", "CUDA"):
+            library.impl("inductor_random", real, device)
+            library.impl("inductor_randint", whole, device)
         yield
 
 

@@ -74,7 +74,7 @@ def test_pytorch_does_what_was_planned_for_micro_batches_of_every_model(name: st
 
 def test_a_plan_for_a_loop_of_another_kind_is_not_checked() -> None:
     made = plan_of("convnet", 0.6, offload=True)
-    with pytest.raises(InputError, match=r"a loop of your own, which calls 0; \. in a step"):
+    with pytest.raises(InputError, match=r"a loop of your own, which calls '0'; then the whole model in a step"):
         check_plan(made.model_copy(update={"loop": (("0",), (".",))}), MODELS["convnet"])
 
 

@@ -161,6 +161,19 @@ def test_pytorch_does_what_was_planned(name: str) -> None:
     expect_agreement(name, 0.3)
 
 
+def dropouts(batch: int) -> tuple[Any, ...]:
+    """Masks of dropout may be drawn again from their seeds."""
+    layers = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.5))]
+    return nn.Sequential(*layers), torch.randn(batch, 64), torch.randn(batch, 64), nn.MSELoss()
+
+
+def test_random_numbers_that_are_drawn_again_are_the_same() -> None:
+    step = record_compiled(dropouts, batch=64)
+    made = plan(step, "v100", between(step, 0.1))
+    assert made.graph is not None and any("random" in each.op for each in made.graph.again)
+    assert check_plan(made, dropouts)["loss and gradients"].found == "the same bits"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", MODELS)

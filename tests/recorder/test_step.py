@@ -381,6 +381,29 @@ def test_a_recording_is_no_trace_of_allocations() -> None:
         simgpu.explain_allocations(recording)  # type: ignore[arg-type]
 
 
+class Ignoring(nn.Module):
+    """Ignores its mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+def test_an_input_that_no_kernel_uses_is_left_out() -> None:
+    model = Ignoring()
+    optimizer = torch.optim.SGD(model.parameters())
+    with simgpu.record_step(model, optimizer, gpu="a100") as recording:
+        for _ in range(2):
+            model(torch.randn(2, 4).to("cuda"), mask=torch.ones(2, 4).to("cuda")).sum().backward()
+            optimizer.step()
+    trace = recording.trace
+    assert check_trace(trace) == []
+    assert all(set(call.inputs) <= set(trace.block_by_id) for call in trace.modules)
+
+
 @pytest.mark.parametrize("gpu", ["a100", None])
 def test_a_step_inside_a_step_is_refused(gpu: str | None) -> None:
     model = convolutions()

@@ -74,6 +74,7 @@ def _cut_saves(saves: Saves, begin: int, place: Mapping[int, int]) -> Saves:
         for note in saves.tensors[skipped:]
         if note.block is not None
     )
+    # A module may be given tensors that no kernel uses.
     calls = tuple(
         replace(
             call,
@@ -81,7 +82,8 @@ def _cut_saves(saves: Saves, begin: int, place: Mapping[int, int]) -> Saves:
             until=call.until - begin,
             first=call.first - skipped,
             stop=call.stop - skipped,
-            inputs=tuple(place[number] for number in call.inputs),
+            inputs=tuple(place[b] for b in call.inputs if b in place),
+            types=tuple(kind for b, kind in zip(call.inputs, call.types, strict=True) if b in place),
         )
         for call in saves.calls
         if call.after >= begin
