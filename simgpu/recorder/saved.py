@@ -248,7 +248,7 @@ class SavedPass(StructurePass):
         return values.as_strided(packed.size, packed.stride, packed.offset)
 
     def _packed(self, tensor: torch.Tensor) -> _Packed:
-        note, copy = None, _Copy(tensor.detach())
+        note, copy = None, _Copy(_whole(tensor))
         if self._ledger.holds_memory(tensor):
             number = self._ledger.find(tensor)
             if number is not None and not self._ledger.blocks[number].persistent:
@@ -263,8 +263,7 @@ class SavedPass(StructurePass):
         """Returns a copy of the tensor's storage; tensors saved of the same block share it while it is referenced."""
         copy = self._copies.get((number, tensor.dtype))
         if copy is None:
-            elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-            copy = _Copy(tensor.detach().as_strided((elements,), (1,), 0).clone())
+            copy = _Copy(_whole(tensor).clone())
             self._copies[number, tensor.dtype] = copy
         return copy
 
@@ -275,6 +274,12 @@ class SavedPass(StructurePass):
                 return work()
         finally:
             self._is_copying = previous
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory behind a tensor, which may be a view that begins later."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((elements,), (1,), 0)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -225,6 +225,12 @@ def test_looking_changes_no_lifetime_and_nothing_else(monkeypatch: pytest.Monkey
     assert [(k.op, k.reads, k.writes) for k in looked.kernels] == [(k.op, k.reads, k.writes) for k in plain.kernels]
 
 
+def test_views_that_begin_later_in_their_memory_are_saved() -> None:
+    tokens = torch.randint(10, (4, 9))
+    trace = record_module(lambda: named(e=nn.Embedding(10, 4), fc=nn.Linear(4, 4)), tokens[:, 1:])
+    assert {row.layer for row in trace.saved} >= {"e", "fc"}
+
+
 def test_weights_statistics_and_random_numbers_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def state(workload: Workload) -> list[torch.Tensor]:
         return [torch.get_rng_state(), *(value.clone() for value in workload.module.state_dict().values())]
