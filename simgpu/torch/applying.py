@@ -21,6 +21,8 @@ from simgpu.torch.types import WHOLE, parts_of, tensor_type
 
 #: Differences from the plan's model that a message names.
 _LISTED = 3
+#: So many steps at the begin may be shorter than planned, such as those of a test of the loop.
+_SHORT_STEPS = 3
 
 
 class Applicable(Protocol):
@@ -89,9 +91,16 @@ def _steps_of(plan: Applicable, model: nn.Module, tally: Tally, copies: CopyDevi
         device = copies or copies_of(device_of(model))
         offload = AsyncOffload(device, tally, listed, prefetch=plan.prefetch, stash=plan.stash)
 
+    begun = wholes = 0
+
     def begin(was_whole: bool) -> None:
+        nonlocal begun, wholes
         if was_whole:
             listed.check()
+        wholes += was_whole
+        if begun == _SHORT_STEPS and not wholes:
+            raise _never_whole(plan)
+        begun += 1
         regions.begin()
         if offload is not None:
             offload.begin_step()
@@ -105,6 +114,12 @@ def _steps_of(plan: Applicable, model: nn.Module, tally: Tally, copies: CopyDevi
         yield
         if loop.is_whole:
             listed.check()
+
+
+def _never_whole(plan: Applicable) -> InputError:
+    groups = ", then ".join(f"{len(group)} calls of its modules" for group in plan.loop)
+    what = f"a step of the plan has {groups}, after which an optimizer steps; no step of this loop had as many so far"
+    return InputError.single(f"plan for {plan.made_for.model}", "loop", what, "make a plan for a step of this loop")
 
 
 def check_model(plan: Applicable, model: nn.Module) -> None:

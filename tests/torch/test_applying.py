@@ -262,6 +262,19 @@ def test_a_plan_may_be_applied_again_and_calls_without_gradients_do_not_count() 
                 workload.loss(output, *workload.labels).backward()
 
 
+def test_a_loop_with_fewer_calls_than_planned_is_refused_after_some_steps() -> None:
+    plan, train = plan_of("convnet", 0.3, offload=True, micro_batches=2), training("convnet", batch=8)
+    workload = train.workload
+    losses = []
+    with plan.apply(workload.module), pytest.raises(InputError, match="a step of the plan has 2 calls of its modules"):
+        while len(losses) < 6:
+            losses.append(workload.loss(workload.output(), *workload.labels))
+            losses[-1].backward()
+            train.optimizer.step()
+            train.optimizer.zero_grad()
+    assert len(losses) == 3
+
+
 def test_a_plan_inside_a_plan_is_refused() -> None:
     plan, models = (
         plan_of("convnet", 0.3, offload=True),
