@@ -31,8 +31,8 @@ def check_plan(
     model, optimizer, inputs: as in `simgpu.record`. A plan that was made for another device is compared in what does
     not depend on it: gradients and copied bytes.
 
-    The step is one call of the model, or those of equal micro-batches. Raises `InputError` for a plan of another model
-    and for one of another loop.
+    Several calls of the whole model in a step run as equal micro-batches. Raises `InputError` for a plan of another
+    model, and for one of a loop that calls parts of it.
     """
     name, count = model_name(model), plan.micro_batches
     if count is None or plan.made_for.batch % count:

@@ -35,7 +35,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     made, cost = plan.made_for, plan.predicted
     slower = cost.step_ns / cost.plain_step_ns - 1 if cost.plain_step_ns else 0.0
     count = plan.micro_batches or 1
-    batch = f"batch {made.batch} in {count} micro-batches" if count > 1 else f"batch {made.batch}"
+    batch = f"batch {made.batch} in {count} calls of the model" if count > 1 else f"batch {made.batch}"
     result = [
         ("plan", f"{made.model}, {batch}, {made.format}; {made.origin} for {made.device}"),
         ("budget", f"{format_bytes(plan.budget_bytes)} on {plan.node}"),

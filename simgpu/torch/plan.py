@@ -139,7 +139,10 @@ class Plan(FileModel):
 
     @property
     def micro_batches(self) -> int | None:
-        """How often a step calls the model before its one optimizer step; None for a loop of another kind."""
+        """How often a step calls the whole model before its one optimizer step.
+
+        None where it calls parts, or several optimizers step. Whether the calls are equal micro-batches is not known.
+        """
         if not self.loop:
             return 1
         calls = self.loop[0]

@@ -33,7 +33,7 @@ def test_a_plan_for_micro_batches_is_made_and_checked(tmp_path: Path) -> None:
     budget = ("--micro-batches", "4", "--node", "v100", "--budget", "5MB", "--here", "-q", "-o", file)
     made = simgpu("plan", "resnet20", "--batch", "16", *budget)
     assert made.exit_code == 0, made.output
-    assert "batch 16 in 4 micro-batches" in made.stdout
+    assert "batch 16 in 4 calls of the model" in made.stdout
     checked = simgpu("plan", "check", file, "resnet20", "-q")
     assert checked.exit_code == 0 and checked.stdout.count(" ok") == 6
 

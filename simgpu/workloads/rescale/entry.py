@@ -39,8 +39,8 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     blocks: compressed memory is profiled at a smaller batch than it runs (Buddy Compression, section 3.4). Measurements
     that hold only at the recorded batch are removed: start times, spreads, other compressed sizes.
 
-    Raises `InputError` for a batch below 1, if the trace does not record which blocks kernels read, and if it runs
-    in micro-batches.
+    Raises `InputError` for a batch below 1, if the trace does not record which blocks kernels read, and if forward
+    runs again after backward.
 
     >>> from simgpu.trace.chain import chain
     >>> doubled = at_batch(chain([5, 7], [10, 14], [100, 200]), 2)
@@ -55,7 +55,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         problem = "the recording does not state what kernels read, so the samples cannot be followed"
         remedy = "import it with its execution trace, or record it at that batch"
         raise InputError.single(trace.name or trace.info.model, "kernels.reads", problem, remedy)
-    _check_micro_batches(trace)
+    _check_order(trace)
     prices, description = _model_for(trace, gpu)
     rescaler = Rescaler(trace, batch, prices)
     result = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
@@ -79,13 +79,12 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     )
 
 
-def _check_micro_batches(trace: Trace) -> None:
-    """Raises `InputError` if forward runs again after backward, on inputs that are not those of the whole batch."""
+def _check_order(trace: Trace) -> None:
+    """Raises `InputError` if forward runs again after backward: which samples that has is not recorded."""
     phases = [kernel.phase for kernel in trace.kernels]
     first = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
-    inputs = [block.shape for block in trace.blocks if block.kind is BlockKind.INPUT and block.shape]
-    if Phase.FORWARD in phases[first:] and all(shape[0] != trace.info.batch for shape in inputs):
-        what = f"the step takes its {trace.info.batch} samples in several micro-batches, and cannot be rescaled"
+    if Phase.FORWARD in phases[first:]:
+        what = "forward runs again after backward, as for another micro-batch, so the step cannot be rescaled"
         raise InputError.single(trace.name or trace.info.model, "batch", what, "record it with the batch you want")
 
 
