@@ -16,6 +16,7 @@ from simgpu.importers import import_trace
 from simgpu.online.conductor import Conductor
 from simgpu.policies.dtr.neighbours import Classes, Neighbours, Regions, Surroundings
 from simgpu.policies.dtr.policy import Dtr
+from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import simulate
 
 LOGS = Path(__file__).parents[3] / "shared" / "data" / "titanv-dtr"
@@ -26,7 +27,11 @@ SIMRD = {
     "unet-b6": (4207882320, {"eq": 504377312, "dtr": 504377312, "local": 803894802, "msps": 492942749}),
     "transformer-b10": (4932202500, {"eq": 292391282, "dtr": 292391282, "local": 307233806, "size": 294361938}),
 }
-CASES = [(log, name) for log, (_, times) in SIMRD.items() for name in times]
+CASES = [
+    pytest.param(log, name, marks=[pytest.mark.slow] if log.startswith(("densenet", "transformer")) else [])
+    for log, (_, times) in SIMRD.items()
+    for name in times
+]
 #: simrd also runs views again, in microseconds each, which are no kernels that make anything here.
 VIEWS = 2e-4
 needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the logs of the DTR prototype are not on this machine")
@@ -36,7 +41,8 @@ needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the logs of the DTR p
 @pytest.mark.parametrize(("log", "heuristic"), CASES)
 def test_an_iteration_takes_as_long_as_in_simrd(log: str, heuristic: str) -> None:
     budget, times = SIMRD[log]
-    policy = Dtr(heuristic=heuristic)  # type: ignore[arg-type]
+    policy = make_policy("dtr", {"heuristic": heuristic})
+    assert isinstance(policy, Dtr)
     graph = transformed(TaskGraph.of(import_trace(LOGS / f"{log}.log")[0]), policy.transforms)
     conductor = Conductor(graph, load_node("v100"), budget, policy.decider(graph))
     conductor.run()
@@ -97,7 +103,7 @@ def follow(costs: Surroundings, count: int, moves: list[int], parents: list[list
     return here, gone
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lives())
 def test_regions_are_all_that_is_reached_over_what_is_gone(given: tuple[list[int], list[list[int]], list[int]]) -> None:
     costs, parents, moves = given
@@ -141,7 +147,7 @@ class PlainClasses:
         return np.array([cost + sum(self.total[n] for n in each) for cost, each in zip(own, names, strict=True)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lives())
 def test_classes_are_joined_and_never_split(given: tuple[list[int], list[list[int]], list[int]]) -> None:
     costs, parents, moves = given
