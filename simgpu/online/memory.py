@@ -38,6 +38,8 @@ class OnlineMemory:
         self.departing: dict[int, int] = {}
         #: Blocks that have been copied away: the event of that, until the compute stream has waited for it.
         self._departed: dict[int, int] = {}
+        #: Blocks that have come back: the event of that, until the compute stream has waited for it.
+        self._arrived: dict[int, int] = {}
         self._flights: list[tuple[int, int, Flight]] = []
         #: The last signal of the compute stream, and how many instructions it had then.
         self._reached = (-1, -1)
@@ -54,7 +56,8 @@ class OnlineMemory:
         self._came(b)
 
     def lock(self, b: int) -> None:
-        """A block may not leave, until it is unlocked as often."""
+        """A block may not leave, until it is unlocked as often. The compute stream comes after its copy back."""
+        self._settle(b)
         self._locks[b] += 1
         self.view.busy[b] = True
 
@@ -107,6 +110,8 @@ class OnlineMemory:
     def give_up(self, blocks: Sequence[int]) -> None:
         """Releases the device memory of blocks now; with it go their values there."""
         if len(blocks):
+            for b in blocks:
+                self._settle(b)
             self.compute.release(blocks)
             for b in blocks:
                 self._leaves(b)
@@ -142,6 +147,11 @@ class OnlineMemory:
         if b in self._departed:
             self.compute.wait(self._departed.pop(b))
 
+    def _settle(self, b: int) -> None:
+        """Lets the compute stream come after the copy back of a block."""
+        if b in self._arrived:
+            self.compute.wait(self._arrived.pop(b))
+
     def _leaves(self, b: int) -> None:
         self.view.here[b] = False
         self._left_to(b)
@@ -158,6 +168,7 @@ class OnlineMemory:
         if b in self.view.away[to]:
             self.give_up([b])
             return
+        self._settle(b)
         size, done = self.view.graph.copy_sizes[b], self._event()
         code = self.code[_stream(DEVICE, to)]
         code.wait(self._signal())
@@ -187,9 +198,8 @@ class OnlineMemory:
 
     def wait_for(self, b: int) -> None:
         """The compute stream waits until a block has arrived."""
-        event, ends = self.arriving[b]
-        self.compute.wait(event)
-        self._pass_until(ends)
+        self._pass_until(self.arriving[b][1])
+        self._settle(b)
 
     def wait_until_left(self, b: int) -> None:
         """Lets a copy of a block to another memory end, if one is under way."""
@@ -231,7 +241,7 @@ class OnlineMemory:
             view.away[flight.dst].add(b)
             self._departed[b] = self.departing.pop(b)
         else:
-            del self.arriving[b]
+            self._arrived[b] = self.arriving.pop(b)[0]
             view.busy[b] = self.is_locked(b)
             self.arrives(b)
 
