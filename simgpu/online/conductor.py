@@ -119,8 +119,7 @@ class Conductor:
         for b in kept:
             self._bring(b)
             memory.lock(b)
-            if b in memory.arriving:
-                memory.wait_for(b)
+            memory.wait_for(b)
         memory.unlock(kept)
         held = set(lasting)
         memory.free(b for b in range(len(self.graph.sizes)) if b not in held and memory.exists(b))
@@ -158,8 +157,7 @@ class Conductor:
                 self._bring(b)
                 memory.lock(b)
         for b in blocks:
-            if b in memory.arriving:
-                memory.wait_for(b)
+            memory.wait_for(b)
 
     def _bring(self, b: int) -> None:
         """Copies a block back, or recomputes it, unless it is there or on its way."""
@@ -198,8 +196,7 @@ class Conductor:
             elif view.here[missing] or memory.exists(missing):
                 self._bring(missing)
                 memory.lock(missing)
-                if missing in memory.arriving:
-                    memory.wait_for(missing)
+                memory.wait_for(missing)
                 locked.append(missing)
             else:
                 reruns = self._reruns(missing)

@@ -126,8 +126,7 @@ class OnlineMemory:
         """Releases blocks everywhere: nothing needs them any more."""
         blocks = list(blocks)
         for b in blocks:
-            if b in self.arriving:
-                self.wait_for(b)
+            self.wait_for(b)
             self.wait_until_left(b)
         self.give_up([b for b in blocks if self.view.here[b]])
         self.forget_copies(blocks)
@@ -197,8 +196,9 @@ class OnlineMemory:
         self._fly(Flight(b, src, DEVICE, ends))
 
     def wait_for(self, b: int) -> None:
-        """The compute stream waits until a block has arrived."""
-        self._pass_until(self.arriving[b][1])
+        """The compute stream waits until a block has arrived, if it has been on its way."""
+        if b in self.arriving:
+            self._pass_until(self.arriving[b][1])
         self._settle(b)
 
     def wait_until_left(self, b: int) -> None:
