@@ -30,7 +30,7 @@ def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str
     """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.
 
     Ends with exit code 1 if gradients, saved tensors, operators, copied bytes or peak memory differ. Of a plan that was
-    made for another device, such as a GPU that was modelled, only gradients and copied bytes are compared.
+    made for another device, such as a GPU that was modelled, only gradients are compared.
 
     \b
     simgpu plan check plan.json resnet20

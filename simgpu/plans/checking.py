@@ -28,11 +28,12 @@ def check_plan(
 ) -> PlanCheck:
     """Compares a plan with what PyTorch does, on a device.
 
-    model, optimizer, inputs: as in `simgpu.record`. A plan that was made for another device is compared in what does
-    not depend on it: gradients and copied bytes.
+    model, optimizer, inputs: as in `simgpu.record`. Of a plan that was made for another device only gradients are
+    compared, which do not depend on it.
 
     Several calls of the whole model in a step run as equal micro-batches. Raises `InputError` for a plan of another
-    model, and for one of a loop that calls parts of it.
+    model or loop, for one of a loop that calls parts of the model, and where a step saves other tensors on this device
+    than on the planned one, so that the plan cannot run.
     """
     name, count = model_name(model), plan.micro_batches
     if count is None or plan.made_for.batch % count:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.plans.candidate import Candidate, plain_trail
 from simgpu.plans.outcome import Finding, PlanCheck
 from simgpu.plans.rebuilt import candidate_of
@@ -31,7 +31,7 @@ _TIMED, _WARM_UP = 5, 2
 _ALLOCATES = "aten::empty"
 
 
-NOT_COMPARED = "what depends on the device is not compared"
+NOT_COMPARED = "Saved tensors, operators, copied bytes and peak memory depend on the device, and are not compared"
 NOT_REPEATABLE = (
     "Two plain steps from the same weights, data and random numbers give other gradients, so nothing can be said about "
     "those with the plan. If forward counts its calls or draws from a generator of its own, a module that runs again "
@@ -79,15 +79,11 @@ class Check:
 
     def run(self) -> PlanCheck:
         """All comparisons."""
-        findings, notes = list(self.gradients()), []
+        plain = recorded(self.workload, self.optimizer, self.device, self.info)
+        candidate, notes = self._candidate(plain)
+        findings = list(self._gradients_of(candidate))
         if findings[0].agrees is None:
             notes.append(NOT_REPEATABLE)
-        plain = recorded(self.workload, self.optimizer, self.device, self.info)
-        candidate = None
-        try:
-            candidate = candidate_of(self.plan, plain)
-        except InputError as error:
-            notes.append(f"{NOT_COMPARED}: {error}")
         # A recording of saved tensors takes the place of their offload.
         resident = self.plan.model_copy(update={"offload": ()})
         with applied(resident, self.workload.module):
@@ -98,11 +94,44 @@ class Check:
             copied = self.tally.take()
         # Recording runs two iterations.
         copied = Copied(copied.d2h_bytes // 2, copied.h2d_bytes // 2)
-        findings += self._copies(copied)
+        findings += self._copies(copied, is_compared=candidate is not None)
         if candidate is not None:
             findings += self._structure(candidate, actual, saved)
         findings += self.times()
         return PlanCheck(tuple(findings), tuple(notes))
+
+    def _candidate(self, plain: Trace) -> tuple[Candidate | None, list[str]]:
+        """The plan's candidate of the iteration that runs here, or what limits the check where there is none."""
+        try:
+            return candidate_of(self.plan, plain), []
+        except InputError as error:
+            return None, self.limits(error)
+
+    def limits(self, error: InputError) -> list[str]:
+        """What limits the check because the plan is for another iteration than the one that runs here.
+
+        Raises the error where the plan was recorded on this kind of device, and so is for another model.
+        """
+        made, is_cpu = self.plan.made_for, self.device.type == "cpu"
+        if made.origin == Origin.RECORDED and made.device.startswith("CPU") == is_cpu:
+            raise error
+        notes = [f"{NOT_COMPARED}: {error.problems[0].what}."]
+        if self.workload.micro_batches > 1:
+            count = self.workload.micro_batches
+            notes.append(f"A step ran as {count} equal micro-batches, which may not be the loop that was planned for.")
+        return notes
+
+    def _gradients_of(self, candidate: Candidate | None) -> Iterator[Finding]:
+        """The comparison of gradients. Of a plan for another device it may not be possible to run the plan."""
+        try:
+            yield from self.gradients()
+        except InputError as error:
+            if candidate is not None:
+                raise
+            made = self.plan.made_for
+            what = f"it cannot run on {self.device}, where the step saves other tensors than on {made.device}"
+            remedy = "check it on a GPU, or make a plan for this machine with --here"
+            raise InputError([Problem(f"plan for {made.model}", "made_for", what, remedy), *error.problems]) from error
 
     def gradients(self) -> Iterator[Finding]:
         plain, again = self._of_step(self.plain()), self._of_step(self.plain())
@@ -127,13 +156,14 @@ class Check:
         self.optimizer.zero_grad(set_to_none=True)
         return Gradients(loss.detach().clone(), gradients)
 
-    def _copies(self, copied: Copied) -> Iterator[Finding]:
+    def _copies(self, copied: Copied, is_compared: bool) -> Iterator[Finding]:
         predicted = self.plan.predicted
         for what, planned, found in (
             ("device-to-host", predicted.d2h_bytes, copied.d2h_bytes),
             ("host-to-device", predicted.h2d_bytes, copied.h2d_bytes),
         ):
-            yield Finding(what, format_bytes(planned), format_bytes(found), planned == found)
+            agrees = planned == found if is_compared else None
+            yield Finding(what, format_bytes(planned), format_bytes(found), agrees)
 
     def _structure(self, candidate: Candidate, actual: Trace, saved: Trace) -> Iterator[Finding]:
         """What the recordings show: saved tensors, operators, peak memory."""

@@ -23,6 +23,7 @@ from torch import nn
 
 from simgpu.errors import InputError, Problem
 from simgpu.recorder.compiled_parts import FlexAttentionError
+from simgpu.torch.alone import alone
 
 _EAGER = "simgpu records eager iterations: "
 _ONE_GPU = "simgpu records one GPU: "
@@ -95,15 +96,19 @@ def check_module(name: str, module: nn.Module, *, may_compile: bool = False) -> 
 
 @contextmanager
 def refuse_unsupported(name: str, *, may_compile: bool = False) -> Iterator[None]:
-    """Rejects calls of compiled functions, and reports errors inside unsupported parts of PyTorch.
+    """Rejects calls of compiled functions and other recordings, and reports errors inside unsupported parts of PyTorch.
 
     Inside the context, compiled functions run uncompiled, because compiled code would access the missing memory of fake
     tensors. may_compile: they run nevertheless, where their graphs run operator by operator. Raises `InputError` naming
     `name` and the line in user code.
     """
     refused: list[InputError] = []
+    what, remedy = "another iteration is being recorded", "end that recording first"
     try:
-        with nullcontext() if may_compile else _no_compiled_code(name, refused):
+        with (
+            alone("recording", InputError.single(name, "context", what, remedy)),
+            nullcontext() if may_compile else _no_compiled_code(name, refused),
+        ):
             yield
     except Exception as error:
         if refused:

@@ -93,9 +93,26 @@ def test_a_trace_without_what_autograd_saves_is_refused() -> None:
         plan(load_trace("resnet20-cifar-cpu"), NODE)
 
 
-def test_a_plan_of_another_iteration_says_so() -> None:
+def test_a_plan_of_another_iteration_is_refused() -> None:
     made = plan_of("convnet", 0.6, offload=True)
     other = made.model_copy(update={"made_for": made.made_for.model_copy(update={"digest": "0"})})
-    result = check_plan(other, MODELS["convnet"])
-    assert result["loss and gradients"].agrees and len(result.notes) == 1
-    assert "the plan is for" in result.notes[0]
+    with pytest.raises(InputError, match=r"the plan is for .*; this is another iteration"):
+        check_plan(other, MODELS["convnet"])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_of_a_plan_for_a_modelled_gpu_gradients_are_compared_on_a_cpu(micro_batches: int) -> None:
+    trace = record(MODELS["resnet"], batch=8, gpu="v100", micro_batches=micro_batches)
+    peak = Candidate(Steps(trace)).trail(NODE).peak
+    result = check_plan(plan(trace, NODE, int(peak * 0.8)), MODELS["resnet"])
+    assert result["loss and gradients"].agrees
+    assert {each.agrees for each in result.findings[1:]} == {None}
+    assert "are not compared: the plan is for" in result.notes[0]
+    assert ["equal micro-batches" in note for note in result.notes[1:]] == [True] * (micro_batches - 1)
+
+
+def test_a_plan_that_offloads_what_only_a_gpu_saves_cannot_run_on_a_cpu() -> None:
+    trace = record(MODELS["gpt-dropout"], batch=8, gpu="v100")
+    peak = Candidate(Steps(trace)).trail(NODE).peak
+    with pytest.raises(InputError, match=r"cannot run on cpu, where the step saves other tensors than on Tesla V100"):
+        check_plan(plan(trace, NODE, int(peak * 0.9)), MODELS["gpt-dropout"])

@@ -405,11 +405,17 @@ def test_an_input_that_no_kernel_uses_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["a100", None])
-def test_a_step_inside_a_step_is_refused(gpu: str | None) -> None:
+def test_a_recording_inside_a_step_is_refused(gpu: str | None) -> None:
     model = convolutions()
     outer, inner = (simgpu.record_step(model, gpu=gpu) for _ in range(2))
-    with pytest.raises(InputError, match="a step is recorded already; end the outer with block first"), outer, inner:
+    with pytest.raises(InputError, match=r"another iteration is being recorded|inside another context"), outer, inner:
         pass
+    for form in ({"gpu": "a100"}, {}):
+        with (
+            pytest.raises(InputError, match=r"another iteration is being recorded"),
+            simgpu.record_step(model, gpu=gpu),
+        ):
+            simgpu.record("resnet20", batch=2, **form)
     optimizer = adam(model)
     with simgpu.record_step(model, optimizer, gpu=gpu) as recording:
         step(model, optimizer)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from simgpu.errors import InputError
 from simgpu.plans.candidate import plain_trail
-from simgpu.plans.comparing import NOT_COMPARED, NOT_REPEATABLE, Check
+from simgpu.plans.comparing import NOT_REPEATABLE, Check
 from simgpu.plans.compiled.iteration import CompiledIteration
 from simgpu.plans.compiled.partitions import Joint
 from simgpu.plans.outcome import Finding, PlanCheck
@@ -43,7 +43,7 @@ class CompiledCheck(Check):
         try:
             check_iteration(self.plan, plain)
         except InputError as error:
-            notes.append(f"{NOT_COMPARED}: {error}")
+            notes += self.limits(error)
         else:
             with self.applied():
                 actual = self._recorded()

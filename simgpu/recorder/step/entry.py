@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.step.recording import StepRecording
-from simgpu.torch.alone import alone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,17 +64,8 @@ def record_step(
     from simgpu.recorder.step.session import record_fake_step, record_real_step
 
     if gpu is None:
-        return _alone(record_real_step(model, optimizers))
-    return _alone(record_fake_step(model, optimizers, gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu))
-
-
-@contextmanager
-def _alone(context: AbstractContextManager[StepRecording]) -> Iterator[StepRecording]:
-    refusal = InputError.single(
-        "record_step", "context", "a step is recorded already", "end the outer with block first"
-    )
-    with alone("recording", refusal), context as recording:
-        yield recording
+        return record_real_step(model, optimizers)
+    return record_fake_step(model, optimizers, gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu)
 
 
 def _kind(value: Any) -> str:

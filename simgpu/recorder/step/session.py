@@ -202,8 +202,8 @@ def record_real_step(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iter
     is_cuda = device.type == "cuda"
     timing = MeteredTiming(CudaClock() if is_cuda else HostClock(), CudaScratch(device) if is_cuda else NoScratch())
     with ExitStack() as stack:
-        autocasts = stack.enter_context(watched(name, refuses=device.type == "cpu"))
         stack.enter_context(refuse_unsupported(name, may_compile=True))
+        autocasts = stack.enter_context(watched(name, refuses=device.type == "cpu"))
         stack.enter_context(no_garbage_collection())
         step = _Observation(module, optimizers, device, timing)
         with timing, step.compiled_parts(), step.running():
@@ -240,8 +240,8 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
     recording = StepRecording()
     prices, missing = prices_of(gpu)
     with ExitStack() as stack:
-        autocasts = stack.enter_context(autocast_as_on_gpu(name))
         stack.enter_context(refuse_unsupported(name, may_compile=True))
+        autocasts = stack.enter_context(autocast_as_on_gpu(name))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         mode = stack.enter_context(fake_tensors(name))
         mode.allow_non_fake_inputs = False
