@@ -123,11 +123,17 @@ class IntegerProgram:
         return column
 
 
-def solve(program: IntegerProgram) -> Solution | None:
+#: The answers for parts of programs, by what the parts are.
+Answers = dict[tuple[Any, ...], "_Answer | None"]
+
+
+def solve(program: IntegerProgram, answers: Answers | None = None) -> Solution | None:
     """A solution; None where there is none. Parts that no row connects, as of micro-batches, are solved one by one.
 
-    Raises `MissingExtraError` without SciPy.
+    answers: what is known of parts of earlier programs, and to be known of later ones. Raises `MissingExtraError`
+    without SciPy.
     """
+    known: Answers = {} if answers is None else answers
     if find_spec("scipy") is None:
         raise MissingExtraError("planning", "scipy", "calibrate")
     if any(least > 0 and not row for row, least in program.rows):
@@ -136,7 +142,10 @@ def solve(program: IntegerProgram) -> Solution | None:
     values = np.zeros(len(program.columns))
     value = bound = program.constant if not parts else 0.0
     for part in parts:
-        answer = _solved(program, part, program.constant / len(parts))
+        key = part.key(program.constant / len(parts))
+        if key not in known:
+            known[key] = _solved(part, program.constant / len(parts))
+        answer = known[key]
         if answer is None:
             return None
         values[part.columns] = answer.x
@@ -148,11 +157,22 @@ def solve(program: IntegerProgram) -> Solution | None:
 
 
 class _Part(NamedTuple):
-    """Some columns, and the rows that have them: coefficients (rows x columns), and the least value of each."""
+    """Some columns, and the rows that have them: coefficients (rows x columns), and the least value of each.
+
+    cost, upper, integral: of each column.
+    """
 
     columns: NDArray[np.int64]
     matrix: csr_array
     least: NDArray[np.float64]
+    cost: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    integral: NDArray[np.int64]
+
+    def key(self, constant: float) -> tuple[Any, ...]:
+        """The same for parts with the same answer."""
+        matrix = self.matrix.indptr, self.matrix.indices, self.matrix.data
+        return (constant, *(each.tobytes() for each in (*matrix, self.least, self.cost, self.upper, self.integral)))
 
 
 class _Answer(NamedTuple):
@@ -173,7 +193,7 @@ def _parts(program: IntegerProgram) -> list[_Part]:
     rows, columns, values = (list(each) for each in zip(*entries, strict=True)) if entries else ([], [], [])
     matrix = csr_array((values, (rows, columns)), shape=shape)
     least = np.array([least for _, least in program.rows])
-    cost = _cost(program)
+    cost, upper, integral = _cost(program), np.array(program.upper), np.array(program.integral)
     # A graph of columns, and behind them rows, with an edge where a row has a column.
     behind, size = [shape[1] + r for r in rows], sum(shape)
     edges = csr_array((np.ones(len(values)), (columns, behind)), shape=(size, size))
@@ -183,7 +203,7 @@ def _parts(program: IntegerProgram) -> list[_Part]:
     for number in range(count):
         own, inside = np.flatnonzero(part_of == number), np.flatnonzero(row_of == number)
         if (least[inside] > 0).any() or (cost[own] < 0).any():
-            parts.append(_Part(own, matrix[inside][:, own], least[inside]))
+            parts.append(_Part(own, matrix[inside][:, own], least[inside], cost[own], upper[own], integral[own]))
     return parts
 
 
@@ -194,20 +214,19 @@ def _cost(program: IntegerProgram) -> NDArray[np.float64]:
     return cost
 
 
-def _solved(program: IntegerProgram, part: _Part, constant: float) -> _Answer | None:
+def _solved(part: _Part, constant: float) -> _Answer | None:
     """What HiGHS finds for a part. constant: what is added to its cost, of which the gap is a part too."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, hstack
 
     count = len(part.columns)
     fixed = hstack([part.matrix, csr_array((len(part.least), 1))], format="csr")
-    upper = np.append(np.array(program.upper)[part.columns], 1.0)
     with _without_output():
         answer = milp(
-            np.append(_cost(program)[part.columns], constant),
+            np.append(part.cost, constant),
             constraints=LinearConstraint(fixed, lb=part.least) if len(part.least) else (),
-            integrality=np.append(np.array(program.integral)[part.columns], 0),
-            bounds=Bounds(np.append(np.zeros(count), 1.0), upper),
+            integrality=np.append(part.integral, 0),
+            bounds=Bounds(np.append(np.zeros(count), 1.0), np.append(part.upper, 1.0)),
             options={
                 "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
                 "time_limit": _TIME_LIMIT_S,

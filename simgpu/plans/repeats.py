@@ -1,4 +1,4 @@
-"""Equal layers of a model: which choices are the same choice, made for several layers at once.
+"""Equal layers and micro-batches: which choices are the same choice, made for several of them at once.
 
 A network of many equal layers has more choices than a solver can tell apart. Tied together in groups of neighbours, a
 good plan is found quickly; that the best plan may treat neighbours differently is left to the search without ties.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from simgpu.plans.choices import Choices
 from simgpu.plans.regions import Region, Steps
 from simgpu.plans.rows import Chosen
+from simgpu.torch.types import WHOLE
 
 #: A module in a list: the list's path, its number.
 _NUMBERED = re.compile(r"(.*?)\.?([0-9]+)")
@@ -29,46 +31,58 @@ class _Place(NamedTuple):
 
 
 def ties(choices: Choices, groups: int) -> dict[Chosen, Chosen]:
-    """For each choice in one of several equal layers, the choice that stands for it.
+    """For each choice in one of several equal layers or micro-batches, the choice that stands for it.
 
     groups: into how many groups of neighbours the layers of a list are divided.
     """
-    places = _places(choices, groups)
+    same, layers = _same(choices.steps), _places(choices, groups)
     first: dict[object, Chosen] = {}
     tied: dict[Chosen, Chosen] = {}
 
     def tie(key: object, chosen: Chosen) -> None:
-        tied[chosen] = first.setdefault(key, chosen)
+        if (other := first.setdefault(key, chosen)) != chosen:
+            tied[chosen] = other
 
     for r, region in enumerate(choices.regions):
-        begin, end = places.get(region.first), places.get(region.stop - 1)
-        if begin is None or end is None or begin[:2] != end[:2]:
-            continue
-        tie(("region", begin, end), Chosen("region", r))
+        begin, end = same.get(region.first, region.first), same.get(region.stop - 1, region.stop - 1)
+        in_layer = begin in layers and end in layers and layers[begin][:2] == layers[end][:2]
+        places: Mapping[int, object] = layers if in_layer else {}
+        ends = places.get(begin, begin), places.get(end, end)
+        tie(("region", ends), Chosen("region", r))
         for k in choices.keepable[r]:
-            tie(("keep", begin, end, places[k]), Chosen("keep", r, k))
+            kernel = same.get(k, k)
+            tie(("keep", ends, places.get(kernel, kernel)), Chosen("keep", r, k))
     for b in choices.offloadable:
         k = choices.steps.births[b]
-        if k in places:
-            tie(("offload", places[k], choices.steps.writes[k].index(b)), Chosen("offload", b))
+        kernel = same.get(k, k)
+        tie(("offload", layers.get(kernel, kernel), choices.steps.writes[k].index(b)), Chosen("offload", b))
     return tied
 
 
+def _same(steps: Steps) -> dict[int, int]:
+    """For each kernel of a later call of the whole model, the same kernel of the first call, where the calls are equal.
+
+    So they are in micro-batches.
+    """
+    calls = [region for region in steps.regions() if region.module == WHOLE]
+    return {
+        each.first + n: calls[0].first + n
+        for each in calls[1:]
+        if _operators(steps, each) == _operators(steps, calls[0])
+        for n in range(each.stop - each.first)
+    }
+
+
 def _places(choices: Choices, groups: int) -> dict[int, _Place]:
-    """The places of the kernels in equal layers."""
-    steps, places = choices.steps, dict[int, _Place]()
-    calls: defaultdict[str, list[Region]] = defaultdict(list)
-    for region in steps.regions():
-        calls[region.module].append(region)
-    for path, equal in _lists(steps):
+    """The places of the kernels in equal layers, as the step calls them first."""
+    places: dict[int, _Place] = {}
+    for path, equal in _lists(choices.steps):
         if any(k in places for k in range(equal[0].first, equal[0].stop)):
             continue
         size = -(-len(equal) // groups)
         for number, layer in enumerate(equal):
-            # Layers that a step calls again, as for the next micro-batch, are equal too.
-            for region in (each for each in calls[layer.module] if _operators(steps, each) == _operators(steps, layer)):
-                for k in range(region.first, region.stop):
-                    places[k] = _Place(path, number // size, k - region.first)
+            for k in range(layer.first, layer.stop):
+                places[k] = _Place(path, number // size, k - layer.first)
     return places
 
 

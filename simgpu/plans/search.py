@@ -20,7 +20,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.plans.bound import Bound, run_again
 from simgpu.plans.candidate import Candidate, Trail
 from simgpu.plans.choices import Choices
-from simgpu.plans.milp import IntegerProgram, Solution, at_most_one, solve
+from simgpu.plans.milp import Answers, IntegerProgram, Solution, at_most_one, solve
 from simgpu.plans.regions import Region
 from simgpu.plans.repeats import ties
 from simgpu.plans.rows import Chosen, Memory, Moment, Rows
@@ -84,6 +84,7 @@ class Search:
     resident: Rows = field(init=False)
     moments: dict[Moment, int] = field(default_factory=dict)
     tried: int = 0
+    answers: Answers = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = Rows(self.choices)
@@ -120,7 +121,7 @@ class Search:
             )
             solved = solve(bound.add(plain).relaxed())
         else:
-            solved = solve(self._program(_Assumed(is_bound=True)))
+            solved = solve(self._program(_Assumed(is_bound=True)), self.answers)
         return least if solved is None else max(int(solved.bound), least)
 
     def least_peak(self) -> Smallest:
@@ -133,7 +134,7 @@ class Search:
             program.cost = {most: 1.0}
             for moment in self.moments:
                 program.most(most, self._memory_at(moment, offload=True), self.budget, self._unless(moment))
-            solution = solve(program)
+            solution = solve(program, self.answers)
             if solution is None:
                 break
             candidate = self._candidate(solution)
@@ -168,7 +169,7 @@ class Search:
         for _ in range(_ROUNDS):
             # Without a moment that is too large, choosing nothing is best.
             nothing = Solution(frozenset(), float(self.choices.steps.trace.compute_ns), 0.0)
-            solution = solve(self._program(assumed)) if self.moments else nothing
+            solution = solve(self._program(assumed), self.answers) if self.moments else nothing
             if solution is None:
                 return
             candidate = self._candidate(solution)

@@ -69,7 +69,15 @@ def _longer(trace: Trace, name: str) -> Trace:
     return replace(trace, kernels=tuple(kernels))
 
 
-@pytest.mark.parametrize("policy", ["ideal", "vdnn", "superneurons", "capuchin", "home", "modnn", "joint"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "ideal",
+        "vdnn",
+        "superneurons",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("capuchin", "home", "modnn", "joint")),
+    ],
+)
 def test_the_critical_path_of_a_recorded_network_contains_only_work(policy: str) -> None:
     scenario = load_scenario("quickstart")
     steps = check(simulate(scenario.trace, scenario.node, policy))

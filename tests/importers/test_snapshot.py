@@ -48,6 +48,7 @@ def real(name: str) -> Path:
     return SNAPSHOTS / f"{name}.pickle"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_address_and_segment_of_a_real_snapshot_is_reproduced(name: str) -> None:
     trace = load_snapshot(real(name))

@@ -26,7 +26,8 @@ from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import repeatable_traces, traces
 
-POLICIES: list[OnlinePolicy] = [Lru(), Belady(), *(Dtr(heuristic=each) for each in ("dtr", "eq", "local", "msps"))]
+POLICIES: list[OnlinePolicy] = [Lru(), Belady(), Dtr(heuristic="eq")]
+SLOW: list[OnlinePolicy] = [Dtr(heuristic=each) for each in ("dtr", "local", "msps")]
 #: Six layers of 100 bytes whose backward reads what forward saved, on a link of a byte a nanosecond.
 CHAIN = chain([10] * 6, [20] * 6, [100] * 6)
 
@@ -41,7 +42,11 @@ def conducted(trace: Trace, policy: OnlinePolicy, budget: int) -> Conductor:
     return Conductor(graph, node_of(budget), budget, decider, frees=policy.frees, sees_future=policy.clairvoyant)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.name}-{getattr(policy, 'heuristic', '')}")
+@pytest.mark.parametrize(
+    "policy",
+    [*POLICIES, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)],
+    ids=lambda policy: f"{policy.name}-{getattr(policy, 'heuristic', '')}",
+)
 @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=15)
 @given(data=st.data())
 def test_the_clock_of_the_decisions_is_that_of_the_machine(policy: OnlinePolicy, data: st.DataObject) -> None:

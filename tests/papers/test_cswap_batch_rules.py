@@ -41,7 +41,8 @@ POLICIES = {"vdnn": {"mode": "conv"}, "cswap": {"launch": "grid_search"}}
 
 
 @pytest.mark.rule
-@pytest.mark.parametrize("policy", ["vdnn", pytest.param("cswap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["vdnn", "cswap"])
 @pytest.mark.parametrize(("node", "data_set"), STUDIES, ids=STUDIES.values())
 def test_the_batches_of_table_iii_run(node: str, data_set: int, policy: str) -> None:
     study = study_of(STUDIES[node, data_set])

@@ -258,6 +258,7 @@ def test_windows_on_a_chain_slide_over_its_activations() -> None:
     assert equation_8(windows_of(with_workspace), workspaces_of(with_workspace)) == 1304
 
 
+@pytest.mark.slow
 def test_a_search_tries_every_regular_size() -> None:
     search = Search(network("ResNet-34"))
     assert search.sizes == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]

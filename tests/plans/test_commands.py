@@ -28,6 +28,7 @@ def test_a_plan_is_made_shown_and_checked(tmp_path: Path) -> None:
     assert checked.stdout.count(" ok") == 6
 
 
+@pytest.mark.slow
 def test_a_plan_for_micro_batches_is_made_and_checked(tmp_path: Path) -> None:
     file = str(tmp_path / "plan.json")
     budget = ("--micro-batches", "4", "--node", "v100", "--budget", "5MB", "--here", "-q", "-o", file)
@@ -38,6 +39,7 @@ def test_a_plan_for_micro_batches_is_made_and_checked(tmp_path: Path) -> None:
     assert checked.exit_code == 0 and checked.stdout.count(" ok") == 6
 
 
+@pytest.mark.slow
 def test_settings_of_other_frameworks_are_printed() -> None:
     made = simgpu(
         "plan", "gpt2-small", "--batch", "2", "--node", "v100", "--budget", "4GB", "-q", "--settings", "--no-offload"

@@ -94,7 +94,7 @@ def expect_the_iteration(name: str, shares: tuple[float, ...]) -> None:
         assert lives(planned.trace) == lives(actual)
 
 
-@pytest.mark.parametrize("name", ["se-resnet", "gpt-dropout"])
+@pytest.mark.parametrize("name", ["se-resnet", pytest.param("gpt-dropout", marks=pytest.mark.slow)])
 def test_the_iteration_is_what_pytorch_runs(name: str) -> None:
     expect_the_iteration(name, (0.5,))
 
@@ -131,6 +131,7 @@ def test_the_search_finds_the_best_of_all_choices() -> None:
         assert found.tried.time_ns == best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "unet"])
 def test_no_split_is_better_than_the_program_allows(name: str) -> None:
     step = step_of(name, 2)
@@ -156,7 +157,7 @@ def expect_agreement(name: str, part: float) -> None:
     assert made.graph is not None and (made.graph.again or not made.graph.is_planned)
 
 
-@pytest.mark.parametrize("name", ["convnet", "autoencoder"])
+@pytest.mark.parametrize("name", ["convnet", pytest.param("autoencoder", marks=pytest.mark.slow)])
 def test_pytorch_does_what_was_planned(name: str) -> None:
     expect_agreement(name, 0.3)
 
@@ -220,6 +221,7 @@ def expect_a_falling_peak(count: int, parts: tuple[float, ...]) -> None:
     assert {each.framework for each in other_settings(step, "v100", most)} == {"PyTorch"}
 
 
+@pytest.mark.slow
 def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
     expect_a_falling_peak(6, (0.1, 0.5, 1.0))
 

@@ -73,7 +73,9 @@ def test_a_block_that_no_module_can_drop_is_lost() -> None:
     assert line.startswith("does not recompute 1 MiB of the 1 MiB")
 
 
-@pytest.mark.parametrize("policy", ["vdnn", "capuchin", "joint"])
+@pytest.mark.parametrize(
+    "policy", ["vdnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("capuchin", "joint"))]
+)
 def test_a_plan_that_follows_a_policy_fits_and_trains_as_planned(policy: str) -> None:
     made = followed(policy, 0.75)
     assert made.policy == policy and made.predicted.peak_bytes <= made.budget_bytes

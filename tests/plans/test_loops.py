@@ -29,6 +29,8 @@ from simgpu.trace.model import Trace
 from tests.plans.loops import LOOPS, Training, accumulating, backward_twice
 
 NODE = simgpu.load_node("v100")
+#: Loops that are planned with offloads.
+OFFLOADED = ("accumulating", "backward-twice")
 #: The operator that allocates memory without writing it: an offload makes more of them.
 _ALLOCATES = "aten::empty"
 
@@ -72,7 +74,11 @@ def expect_agreement(name: str, part: float, offload: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "offload"),
-    [(name, name in ("accumulating", "backward-twice")) for name in LOOPS if name != "compiled"],
+    [
+        pytest.param(name, name in OFFLOADED, marks=[pytest.mark.slow] if name == "contrasting" else [])
+        for name in LOOPS
+        if name != "compiled"
+    ],
 )
 def test_pytorch_does_what_was_planned(name: str, offload: bool) -> None:
     expect_agreement(name, 0.3, offload)
@@ -112,6 +118,7 @@ def test_a_step_without_backward_is_refused() -> None:
         simgpu.plan(recording.trace, NODE)
 
 
+@pytest.mark.slow
 def test_what_the_loop_calls_between_steps_of_optimizers_is_in_the_plan(tmp_path: Path) -> None:
     for name, groups in (
         ("accumulating", [[".", ".", ".", "."]]),

@@ -53,6 +53,7 @@ def test_settings_recompute_the_layers_that_their_frameworks_recompute() -> None
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_setting_of_another_framework_is_faster_than_the_plan() -> None:
     trace = deep()
     plain = Candidate(Steps(trace)).trail(NODE).peak

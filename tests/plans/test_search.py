@@ -19,6 +19,8 @@ from simgpu.hardware.nodes import load_node
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
 from simgpu.plans.regions import Steps, disjoint
+from simgpu.plans.repeats import ties
+from simgpu.plans.rows import Chosen
 from simgpu.plans.search import Search, smallest
 from simgpu.recorder import record
 from simgpu.trace.model import Trace
@@ -58,7 +60,7 @@ def test_the_plan_is_the_best_of_all_plans_of_recomputation(name: str) -> None:
     assert budgets(choices, 1)[0] == min(peak for peak, _ in every)
 
 
-@pytest.mark.parametrize("name", ["resnet", "gpt"])
+@pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.slow), "gpt"])
 def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str) -> None:
     choices = Choices(Steps(recorded(name)))
     searches = [Search(choices, NODE, budget) for budget in budgets(choices, 3)]
@@ -99,6 +101,7 @@ def test_no_plan_with_offloads_is_below_the_bound(name: str, slower: int) -> Non
     assert slower < 64 or bounds[0] > steps.trace.compute_ns
 
 
+@pytest.mark.slow
 def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
     """PyTorch's own budget of a compiled model of 32 equal layers does not: 0.05 may peak higher than 0.15."""
 
@@ -123,13 +126,22 @@ def test_the_peak_of_equal_layers_falls_with_the_budget() -> None:
 
 
 def test_equal_layers_are_tied_into_groups() -> None:
-    from simgpu.plans.repeats import ties
-
     def factory(batch: int) -> tuple[object, ...]:
         return Gpt(layers=6), torch.randint(50, (batch, 12)), torch.randint(50, (batch * 12,)), nn.CrossEntropyLoss()
 
     choices = Choices(Steps(record(factory, batch=4, gpu="v100")))
     tied = ties(choices, groups=3)
     mlps = [r for r, region in enumerate(choices.regions) if region.module.endswith(".mlp")]
-    stands = [tied[each].number for each in tied if each.kind == "region" and each.number in mlps]
+    stands = [tied.get(Chosen("region", r), Chosen("region", r)).number for r in mlps]
     assert len(mlps) == 6 and stands == [mlps[0]] * 2 + [mlps[2]] * 2 + [mlps[4]] * 2
+
+
+def test_micro_batches_share_their_choices() -> None:
+    choices = Choices(Steps(record(MODELS["mobilenet"], batch=8, gpu="v100", micro_batches=2)))
+    regions, tied = choices.regions, ties(choices, groups=8)
+    for r, region in enumerate(regions):
+        stands = regions[tied.get(Chosen("region", r), Chosen("region", r)).number]
+        assert (stands.module, stands.call) == (region.module, 0)
+    offloads = [Chosen("offload", b) for b in choices.offloadable]
+    free = [each for each in offloads if each not in tied]
+    assert len(offloads) == 2 * len(free)

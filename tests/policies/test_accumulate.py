@@ -147,6 +147,7 @@ def test_checkpointing_inside_halves_the_peak_of_each_micro_batch():
     assert {section.name for section in both.program.sections} == sections
 
 
+@pytest.mark.slow
 def test_joint_inside_is_never_slower_than_the_policies_that_it_starts_from():
     built, where, budget = load_trace("resnet20-cifar-cpu"), load_node("laptop-2gb"), 12 * 2**20
     joint = {"joint": {"evaluations": 2000, "lower_bound": False}}

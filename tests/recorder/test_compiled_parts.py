@@ -98,6 +98,7 @@ def test_a_whole_compiled_model_is_the_one_that_record_compiled_finds() -> None:
     assert operators(recorded(whole()).trace) == operators(other)
 
 
+@pytest.mark.slow
 def test_calls_that_ran_compiled_before_are_recorded_all_the_same() -> None:
     model = part()
     functional.cross_entropy(model(X), LABELS).backward()

@@ -84,7 +84,13 @@ def graph(trace: Trace) -> tuple[list[Kernel], tuple[Block, ...], tuple[SavedTen
     return [replace(kernel, duration_ns=0) for kernel in trace.kernels], trace.blocks, trace.saved
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN_MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name.startswith("photos") else name
+        for name in sorted(BUILT_IN_MODELS)
+    ],
+)
 def test_graph_sizes_and_lifetimes_are_those_of_a_recording(name: str) -> None:
     recorded = record(small(name), batch=3, repetitions=1, warmup=1)
     assert graph(as_a_cpu_has_it(small(name), 3)) == graph(recorded)

@@ -65,8 +65,14 @@ def _allocations(name: str, batch: int) -> list[int]:
     return [event.extra_fields.alloc_size for event in sorted(memory, key=lambda event: event.start_time_ns)]
 
 
-# ResNet-50 is left out for its long profiles: batch norm and residual additions are ResNet-20's.
-@pytest.mark.parametrize("name", sorted({*BUILT_IN_MODELS} - {"resnet50"}))
+#: ResNet-50 is left out for its long profiles: batch norm and residual additions are ResNet-20's.
+PROFILED = sorted({*BUILT_IN_MODELS} - {"resnet50"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("photos") else name for name in PROFILED],
+)
 def test_peak_is_the_profilers_to_the_byte(name: str) -> None:
     trace = record(small(name), batch=4, repetitions=1, warmup=1)
     assert check_trace(trace) == []

@@ -168,6 +168,7 @@ def _run(source: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_refused_where_it_is_called_and_does_not_end_the_process(tmp_path: Path) -> None:
     """In forward, made in forward, a method, the loss and the optimizer's step; each with a device and without."""
     lines = _COMPILED.splitlines()

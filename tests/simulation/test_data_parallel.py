@@ -109,6 +109,7 @@ def test_host_encoding_for_several_gpus_takes_longer():
 # --- one GPU -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ideal", "none", "vdnn", "modnn"])
 def test_gpus_1_gives_the_same_bytes_as_the_default(node: NodeSpec, recorded: Trace, policy: str, tmp_path: Path):
     plain, one = simulate(recorded, node, policy), simulate(recorded, node, policy, gpus=1, exchange="gather", cores=9)

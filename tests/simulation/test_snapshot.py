@@ -42,7 +42,7 @@ def run(policy: str = "vdnn", pool: str = "caching", allocator: str | None = Non
 
 
 @pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
-@pytest.mark.parametrize("policy", ["none", "vdnn", "superneurons"])
+@pytest.mark.parametrize("policy", ["none", "vdnn", pytest.param("superneurons", marks=pytest.mark.slow)])
 def test_the_snapshot_of_a_run_reserves_and_allocates_what_the_run_did(
     policy: str, allocator: str | None, tmp_path: Path
 ) -> None:
@@ -172,7 +172,9 @@ def test_the_snapshot_of_a_run_out_of_memory_ends_with_the_oom(
     assert report.trials[0].failed == report.failure.event
 
 
-@pytest.mark.parametrize("policy", ["vdnn", "superneurons", "capuchin"])
+@pytest.mark.parametrize(
+    "policy", ["vdnn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("superneurons", "capuchin"))]
+)
 def test_a_snapshot_follows_requests_that_have_to_wait(policy: str, tmp_path: Path) -> None:
     """In the smallest budget that suffices, requests are refused and granted later."""
     trace, node = simgpu.load_trace("resnet20-cifar-cpu"), simgpu.load_node("laptop-2gb")

@@ -122,6 +122,7 @@ def test_tolerances_of_the_test_and_of_its_folder_apply(mine: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*did you mean 'iteration_ns'?*"])
 
 
+@pytest.mark.slow
 def test_several_checks_in_one_test_and_in_classes_are_stored_separately(pytester: pytest.Pytester) -> None:
     again = """
     class TestMine:

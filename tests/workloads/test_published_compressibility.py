@@ -47,6 +47,7 @@ def test_ratio_and_overflow_of_the_final_design_match_the_published_means() -> N
     assert fmean(each.overflow_share for each in result if each) == pytest.approx(0.04, abs=0.001)
 
 
+@pytest.mark.slow
 def test_a_fitted_profile_is_marked_as_fitted() -> None:
     assert "fitted to the published means" in networks()[0].info.notes
     assert load_profile("published").recordings == ()

@@ -86,6 +86,7 @@ def test_gpus_without_samples_use_the_fitted_surface(tmp_path: Path) -> None:
     assert other == V100
 
 
+@pytest.mark.slow
 def test_times_are_interpolated_linearly_between_grids(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     at = [surface.encode_ns("zvc", 10**8, 0.5, grid, 64) for grid in (160, 200, 240, 280, 320)]
