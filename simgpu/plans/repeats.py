@@ -62,15 +62,24 @@ def ties(choices: Choices, groups: int) -> dict[Chosen, Chosen]:
 def _same(steps: Steps) -> dict[int, int]:
     """For each kernel of a later call of the whole model, the same kernel of the first call, where the calls are equal.
 
-    So they are in micro-batches.
+    So they are in micro-batches. The loss, which follows a call, counts to it.
     """
     calls = [region for region in steps.regions() if region.module == WHOLE]
+    begins = [each.first for each in calls[1:]]
+    forwards = [_forward(steps, each, stop) for each, stop in zip(calls, [*begins, steps.count], strict=False)]
+    ops = [[steps.trace.kernels[k].op for k in each] for each in forwards]
     return {
-        each.first + n: calls[0].first + n
-        for each in calls[1:]
-        if _operators(steps, each) == _operators(steps, calls[0])
-        for n in range(each.stop - each.first)
+        k: first
+        for each, own in zip(forwards[1:], ops[1:], strict=True)
+        if own == ops[0]
+        for k, first in zip(each, forwards[0], strict=True)
     }
+
+
+def _forward(steps: Steps, call: Region, stop: int) -> range:
+    """The kernels of a call, and those after it until backward or the next call begins."""
+    after = (k for k in range(call.stop, stop) if not steps.is_forward[k])
+    return range(call.first, next(after, stop))
 
 
 def _places(choices: Choices, groups: int) -> dict[int, _Place]:
