@@ -137,6 +137,7 @@ def _memory(memory: MemorySpec, key: str) -> list[Row]:
         ("  capacity", capacity, f"{key}.capacity"),
         ("  alignment", format_bytes(memory.alignment), f"{key}.alignment"),
         ("  allocator", memory.allocator, f"{key}.allocator"),
+        ("  endurance", format_bytes(memory.endurance) if memory.endurance else "", f"{key}.endurance"),
     ]
 
 

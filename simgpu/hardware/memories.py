@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from simgpu.errors import did_you_mean
 from simgpu.hardware.sections import Text
@@ -23,10 +23,13 @@ class MemorySection(FileModel):
     allocator: Literal["counting", "addressed"] = Field(
         default="counting", description="counting: counts bytes; addressed: also finds a place for each block"
     )
+    endurance: Size | None = Field(
+        default=None, description="bytes that may be written to it before it wears out; by default unlimited"
+    )
 
     def spec(self) -> MemorySpec:
         """Returns the section as a `MemorySpec`."""
-        return MemorySpec(self.name, self.kind, self.capacity, self.alignment, self.allocator)
+        return MemorySpec(self.name, self.kind, self.capacity, self.alignment, self.allocator, self.endurance)
 
 
 class MemoryLinkSection(FileModel):
@@ -41,13 +44,38 @@ class MemoryLinkSection(FileModel):
     latency: TimeOrZero = Field(default=0, description="time before the first byte of every copy")
     duplex: Literal["full", "half"] = Field(default="full", description="half: both directions share one capacity")
     copy_engines: Literal[1, 2] = Field(default=2, description="1: one for both directions; 2: one per direction")
+    queue_depth: int | None = Field(
+        default=None, ge=1, description="requests under way at once, each of which takes latency; by default unlimited"
+    )
+    request: Size | None = Field(default=None, description="bytes of a request; with queue_depth")
+    over_gpu_link: bool = Field(
+        default=False, description="whether its copies pass the GPU's link too, as with GPUDirect Storage"
+    )
+
+    @model_validator(mode="after")
+    def _check_requests(self) -> MemoryLinkSection:
+        if (self.queue_depth is None) != (self.request is None):
+            raise ValueError("queue_depth and request go together: give both, or neither")
+        if self.queue_depth is not None and not self.latency:
+            raise ValueError("queue_depth needs latency: the time that a request takes")
+        return self
 
     def spec(self) -> MemoryLink:
-        """Returns the section as a `MemoryLink`."""
+        """The section as a `MemoryLink`. What is under way at once limits its bandwidth (Little's law).
+
+        >>> ssd = {"between": ["host", "ssd"], "kind": "NVMe", "bandwidth": "3 GB/s", "latency": "10 us"}
+        >>> MemoryLinkSection(**ssd, queue_depth=4, request="4 KiB").spec().bandwidths
+        (1638400000, 1638400000)
+        """
         first, second = self.between
-        back = self.bandwidth if self.return_bandwidth is None else self.return_bandwidth
-        rates = self.bandwidth, back
-        return MemoryLink((first, second), self.kind, rates, self.latency, Duplex(self.duplex), self.copy_engines)
+        rates = self.bandwidth, self.bandwidth if self.return_bandwidth is None else self.return_bandwidth
+        if self.queue_depth is not None and self.request is not None:
+            most = self.queue_depth * self.request * 10**9 // self.latency
+            rates = min(rates[0], most), min(rates[1], most)
+        duplex = Duplex(self.duplex)
+        return MemoryLink(
+            (first, second), self.kind, rates, self.latency, duplex, self.copy_engines, self.over_gpu_link
+        )
 
 
 class Mistake(NamedTuple):
@@ -74,6 +102,9 @@ def mistakes_of_memories(
     names: list[str] = []
     for number, link in enumerate(links):
         yield from _mistakes_of_link(f"links[{number}].between", link.between, known, names)
+        if link.over_gpu_link and DEVICE not in link.between:
+            what = f"the link between {' and '.join(link.between)} does not end at the GPU"
+            yield Mistake(f"links[{number}].over_gpu_link", what, "leave it out, or give between: [device, ssd]")
         names.append(link.spec().name)
     linked = {end for link in links for end in link.between}
     for number, memory in enumerate(memories):

@@ -101,6 +101,7 @@ class MemorySpec:
 
     kind: what it is, for people. capacity: bytes; None for no limit. alignment: every allocation is rounded up to a
     multiple of this many bytes. allocator: ``counting`` counts bytes, ``addressed`` also finds a place for each block.
+    endurance: bytes that may be written to it before it wears out; None for no limit.
     """
 
     name: str
@@ -108,6 +109,7 @@ class MemorySpec:
     capacity: int | None = None
     alignment: int = 1
     allocator: Literal["counting", "addressed"] = "counting"
+    endurance: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ class MemoryLink:
 
     ends: the names of the memories. bandwidths: effective, from the first to the second and back, bytes per second;
     with `half` duplex, both directions share the larger. latency_ns: of each copy. copy_engines: 1 (one for both
-    directions) or 2.
+    directions) or 2. over_gpu_link: whether its copies pass the GPU's own link as well, whose bandwidth they share with
+    copies to the host.
     """
 
     ends: tuple[str, str]
@@ -125,6 +128,7 @@ class MemoryLink:
     latency_ns: int = 0
     duplex: Duplex = Duplex.FULL
     copy_engines: int = 2
+    over_gpu_link: bool = False
 
     @property
     def name(self) -> str:
@@ -373,6 +377,12 @@ class NodeSpec:
     def link_between(self, first: str, second: str) -> MemoryLink | None:
         """The link between two memories in either direction, None without one."""
         return next((link for link in self.links if {*link.ends} == {first, second}), None)
+
+    @property
+    def beside_gpu_link(self) -> tuple[str, ...]:
+        """The memories that have a link to the GPU of their own, whose copies do not pass the GPU's link."""
+        own = (link for link in self.more_links if DEVICE in link.ends and not link.over_gpu_link)
+        return tuple(end for link in own for end in link.ends if end != DEVICE)
 
     @property
     def budget(self) -> int:

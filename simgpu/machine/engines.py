@@ -109,11 +109,12 @@ class Engines:
         the host."""
         # Between GPUs, or with further links behind it, a switch is shared.
         shared = gpus > 1 or any(switch.links for switch in node.switches)
-        network = paths_of(node, gpus) if shared else single_paths(node, others=buddy_flows)
+        over = any(link.over_gpu_link for link in node.more_links)
+        network = paths_of(node, gpus) if shared else single_paths(node, others=buddy_flows or over)
         self.buddy = buddy_paths(node, network)
         paths = paths_of_links(node, network)
         flows = None
-        if shared or demands_vary or buddy_flows or any(map(shares_directions, node.links)):
+        if shared or over or demands_vary or buddy_flows or any(map(shares_directions, node.links)):
             flows = FlowNetwork(env, network[0])
         self.flows = flows
         self.dram = [Dram(node.gpu, flows, demands_vary=demands_vary) for _ in range(gpus)]

@@ -161,7 +161,7 @@ def single_paths(node: NodeSpec, *, others: bool = False) -> Network:
     """The network of a GPU that runs alone: its link, and no switch.
 
     A single copy engine serves one direction at a time, so its two directions never share capacity. others: whether
-    kernels use the link too.
+    kernels, or copies of another link, use the link too.
     """
     link = node.link
     if shares_capacity(node) or (others and link.duplex is Duplex.HALF):
@@ -182,7 +182,8 @@ def shares_directions(link: MemoryLink) -> bool:
 def paths_of_links(node: NodeSpec, network: Network) -> list[list[tuple[Path, Path]]]:
     """Per GPU the paths out and back of each of the node's links; further links are added to the network.
 
-    A link between memories that GPUs share is one for all of them. A link that a switch names passes it too.
+    A link between memories that GPUs share is one for all of them. A link that a switch names passes it too; copies of
+    one with `over_gpu_link` pass the GPU's own link.
     """
     capacities, paths = network
     all_paths = [[pair] for pair in paths]
@@ -191,6 +192,10 @@ def paths_of_links(node: NodeSpec, network: Network) -> list[list[tuple[Path, Pa
         for gpu, pairs in enumerate(all_paths):
             hops = [f"gpu{gpu}.{name}" if DEVICE in link.ends else name]
             pair = _added(hops[0], link, capacities)
+            if link.over_gpu_link:
+                out, back = (each[:1] for each in paths[gpu])
+                out, back = (out, back) if link.ends[0] == DEVICE else (back, out)
+                pair = pair[0] + out, pair[1] + back
             for number, switch in enumerate(node.switches):
                 if name in switch.links:
                     there, back = _added(f"switch{number}", switch, capacities)

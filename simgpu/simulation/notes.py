@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
 from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec, NodeSpec
-from simgpu.program.instructions import DEVICE, Copy, Program
+from simgpu.program.instructions import DEVICE, Copy, Instruction, Program
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.units import format_bandwidth, format_bytes, format_time
@@ -153,6 +153,24 @@ def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
     return [f"compute takes {now / ideal:.3f} times {what}"]
 
 
+def on_endurance(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:
+    """What a step writes to memories that wear out, and how many such steps they last.
+
+    graph: with the program's transforms.
+    """
+    notes = []
+    for memory in node.memories:
+        written = sum(
+            segment.repeat * sum(graph.copy_sizes[each.copied] for each in code if _writes(each, memory.name))
+            for segment in program.segments
+            for code in segment.streams.values()
+        )
+        if written and memory.endurance is not None:
+            steps, limit = memory.endurance // written, format_bytes(memory.endurance)
+            notes.append(f"writes {format_bytes(written)} a step to {memory.name}, whose {limit} last {steps:,} steps")
+    return notes
+
+
 def on_gpus(program: Program, node: NodeSpec) -> list[str]:
     """A note on the number of GPUs that run, if it is not all of the node's."""
     if program.gpus == node.gpus:
@@ -177,6 +195,10 @@ def on_exchange(graph: TaskGraph, exchange: Exchange) -> list[str]:
         name = graph.blocks[unexchanged[0]].id
         notes.append(f"weight '{name}'{more} has no known gradient: not exchanged, each GPU keeps its own")
     return notes
+
+
+def _writes(instruction: Instruction, memory: str) -> TypeGuard[Copy]:
+    return isinstance(instruction, Copy) and instruction.dst == memory
 
 
 def _copies(program: Program) -> bool:

@@ -222,7 +222,21 @@ class _Splicing:
         for memory in filter(None, self.backward.results):
             if memory in self.backward_ids:
                 end(self.backward_ids[memory], self._moved(self.blocks[self.backward_ids[memory]].release))
+        for name in filter(self._is_held, set(self.backward_ids.values())):
+            end(name, backward_first + len(self.backward.calls) - 1)
         return ends
+
+    def _is_held(self, name: str) -> bool:
+        """Whether a block was freed when backward's graph had run, not after its last use.
+
+        So PyTorch 2.11 and 2.12 treat the gradients that they give to the graph.
+        """
+        block, last = self.blocks.get(name), self.second.stop - 1
+        return block is not None and block.release == self.old.kernels[last].id and not self._is_last_use(name, last)
+
+    def _is_last_use(self, name: str, place: int) -> bool:
+        kernel = self.old.kernels[place]
+        return name in (*kernel.reads, *kernel.writes)
 
     def _held_outside(self, name: str) -> int:
         """Where the last reference to a result of the model is dropped that is none of the graphs'."""

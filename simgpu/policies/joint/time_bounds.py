@@ -26,7 +26,10 @@ from simgpu.program.instructions import (
 from simgpu.units import format_time
 
 #: Programs without a lower bound, as reports describe them.
-NOT_BOUNDED = "splits the batch, chooses algorithms, or has compressed, paged or unlimited memory"
+NOT_BOUNDED = (
+    "splits the batch, chooses algorithms, copies over a second link of the GPU, or has compressed, paged or unlimited "
+    "memory"
+)
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,19 @@ class TimeBounds:
     """Lower bounds on the step time.
 
     of_activations: holds for every placement of the decisions; where its `fits` is False, none fits. of_all: holds for
-    every program of the full batch, whatever it moves. blocks: number of the graph's blocks without encoded forms.
+    every program of the full batch, whatever it moves over the GPU's link. blocks: number of the graph's blocks without
+    encoded forms. beside: memories with another link to the GPU.
     """
 
     of_activations: Bound
     of_all: Bound
     decisions: Decisions
     blocks: int
+    beside: tuple[str, ...] = ()
 
     def of(self, program: Program) -> Bound | None:
         """The bound that holds for a program that fits; None for one that `NOT_BOUNDED` describes."""
-        if not is_bounded(program):
+        if not is_bounded(program) or (self.beside and _uses(program, self.beside)):
             return None
         if self.of_activations.fits and moves_only_activations(program, self.decisions, self.blocks):
             return max(self.of_activations, self.of_all, key=lambda bound: bound.ns)
@@ -74,13 +79,19 @@ def bounds_of(evaluator: Evaluator) -> TimeBounds:
     """
     narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
     wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
-    return TimeBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks))
+    return TimeBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks), evaluator.node.beside_gpu_link)
 
 
 def is_bounded(program: Program) -> bool:
     """Whether `wide_bound` holds for a program: full batch, recorded algorithms, ordinary device memory."""
     only_encodes = all(isinstance(transform, WithEncodings) for transform in program.transforms)
     return only_encodes and program.gpus == 1 and not program.unlimited_memory and program.residency is None
+
+
+def _uses(program: Program, memories: tuple[str, ...]) -> bool:
+    """Whether a program copies to or from one of these memories."""
+    code = (each for segment in program.segments for stream in segment.streams.values() for each in stream)
+    return any(isinstance(each, Copy) and (each.src in memories or each.dst in memories) for each in code)
 
 
 def moves_only_activations(program: Program, decisions: Decisions, count: int) -> bool:
