@@ -151,6 +151,7 @@ def _memory_link(link: MemoryLink, key: str) -> list[Row]:
         ("  duplex", link.duplex.value, f"{key}.duplex"),
         ("  latency", format_time(link.latency_ns), f"{key}.latency"),
         ("  copy engines", str(link.copy_engines), f"{key}.copy_engines"),
+        ("  passes", "the GPU's link too" if link.over_gpu_link else "", f"{key}.over_gpu_link"),
     ]
 
 

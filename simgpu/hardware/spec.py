@@ -379,6 +379,11 @@ class NodeSpec:
         return next((link for link in self.links if {*link.ends} == {first, second}), None)
 
     @property
+    def next_to_device(self) -> tuple[str, ...]:
+        """The memories with a link to the GPU, the host's first."""
+        return tuple(end for link in self.links if DEVICE in link.ends for end in link.ends if end != DEVICE)
+
+    @property
     def beside_gpu_link(self) -> tuple[str, ...]:
         """The memories that have a link to the GPU of their own, whose copies do not pass the GPU's link."""
         own = (link for link in self.more_links if DEVICE in link.ends and not link.over_gpu_link)

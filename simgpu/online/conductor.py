@@ -21,7 +21,7 @@ import numpy as np
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import DEVICE, NodeSpec
-from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch
+from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
 from simgpu.online.memory import OnlineMemory
 from simgpu.online.recomputation import Recomputation
 from simgpu.online.view import View
@@ -257,12 +257,17 @@ class Conductor:
                     self.memory.evict(b, to)
                 case Fetch(b):
                     self.memory.fetch(b)
+                case Wait(b):
+                    self.memory.wait_until_left(b)
+                    self.memory.order(b)
 
     def _fault(self, decision: Decision) -> str:
         """Why a decision is illegal; empty if it is legal."""
         view, memory, b = self.view, self.memory, decision.block
         if not 0 <= b < len(view.sizes):
             return "there is no such block"
+        if isinstance(decision, Wait):
+            return ""
         if isinstance(decision, Fetch):
             if view.here[b] or b in memory.arriving:
                 return "it is in device memory already"

@@ -28,7 +28,13 @@ class Fetch(NamedTuple):
     block: int
 
 
-Decision = Evict | Drop | Fetch
+class Wait(NamedTuple):
+    """Let the compute stream wait until a block's copy to another memory has ended, if one is under way."""
+
+    block: int
+
+
+Decision = Evict | Drop | Fetch | Wait
 
 
 class Decider(Protocol):

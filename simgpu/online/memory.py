@@ -101,7 +101,7 @@ class OnlineMemory:
             if view.free + view.leaving <= before:
                 raise self.out_of_memory(who, need)
         for b in blocks:
-            self._order(b)
+            self.order(b)
         self.compute.acquire(blocks)
         while view.free < need:
             self._pass_until(self._flights[0][0])
@@ -137,11 +137,11 @@ class OnlineMemory:
             for memory, there in self.view.away.items():
                 if b in there:
                     there.discard(b)
-                    self._order(b)
+                    self.order(b)
                     self.compute.release((b,), memory)
                     self._grow(memory, self.view.graph.copy_sizes[b])
 
-    def _order(self, b: int) -> None:
+    def order(self, b: int) -> None:
         """Lets the compute stream come after a copy of a block that has ended."""
         if b in self._departed:
             self.compute.wait(self._departed.pop(b))

@@ -65,6 +65,18 @@ class View:
         blocks = np.flatnonzero(self.here & ~self.busy)
         return blocks[np.argsort(self.since[blocks], kind="stable")]
 
+    def place_for(self, block: int) -> str | None:
+        """The first memory with a link to the device that has the block's value or room for it, the host before others.
+
+        None where there is none.
+        """
+        size = self.graph.copy_sizes[block]
+        for memory in self.node.next_to_device:
+            room = self.room[memory]
+            if block in self.away[memory] or room is None or room >= size:
+                return memory
+        return None
+
     def next_use(self, block: int) -> int:
         """The next kernel of the trace that uses a block, `NEVER` if none does.
 

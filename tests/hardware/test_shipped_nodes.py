@@ -21,7 +21,10 @@ README = shipped_folder("configs") / "README.md"
 GIGA = 10**9
 
 #: Keys for names and structure, which need no source.
-NO_QUANTITY = {"gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"}
+NO_QUANTITY = {
+    *("gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"),
+    *("links[0].kind", "links[0].between", "links[0].over_gpu_link"),
+}
 REAL = [name for name in node_names() if name != "laptop-2gb"]
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
@@ -52,7 +55,7 @@ def test_every_shipped_node_loads_and_has_the_name_of_its_file(name: str) -> Non
 @pytest.mark.parametrize("name", node_names())
 def test_every_quantity_has_a_source(name: str) -> None:
     file = load_node_file(name)
-    parts = file.model_dump(exclude_unset=True, include={"gpu", "gpus", "link", "switches", "host"})
+    parts = file.model_dump(exclude_unset=True, include={"gpu", "gpus", "link", "switches", "host", "links"})
     assert set(leaf_names(parts)) - NO_QUANTITY == set(file.sources)
 
 

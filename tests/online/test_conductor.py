@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from simgpu.errors import OutOfMemoryError, ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
-from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.hardware.spec import DEVICE, GpuSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec
 from simgpu.online.conductor import Conductor
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch
 from simgpu.online.view import Flight, View
 from simgpu.policies.belady import Belady
 from simgpu.policies.common.deciding import OnlinePolicy, Quiet
+from simgpu.policies.deepum import DeepUm
 from simgpu.policies.dtr.policy import Dtr
+from simgpu.policies.flashneuron import FlashNeuron
+from simgpu.policies.g10.policy import G10
 from simgpu.policies.lru import Lru
 from simgpu.simulation.run import plan_context, simulate
 from simgpu.timeline.model import SpanKind
@@ -26,20 +29,31 @@ from simgpu.trace.chain import chain
 from simgpu.trace.model import Trace
 from tests.semantics.random_traces import repeatable_traces, traces
 
-POLICIES: list[OnlinePolicy] = [Lru(), Belady(), Dtr(heuristic="eq")]
+POLICIES: list[OnlinePolicy] = [Lru(), Belady(), Dtr(heuristic="eq"), G10(), FlashNeuron(), DeepUm(degree=2)]
 SLOW: list[OnlinePolicy] = [Dtr(heuristic=each) for each in ("dtr", "local", "msps")]
 #: Six layers of 100 bytes whose backward reads what forward saved, on a link of a byte a nanosecond.
 CHAIN = chain([10] * 6, [20] * 6, [100] * 6)
 
 
-def node_of(memory: int) -> NodeSpec:
-    return NodeSpec("bench", GpuSpec("gpu", memory), LinkSpec("link", 10**9, 10**9))
+def node_of(memory: int, pinned: int | None = None) -> NodeSpec:
+    """With an SSD that has a link of its own, so that no link is shared, and a host of so much pinned memory."""
+    ssd = MemoryLink((DEVICE, "ssd"), "wire", (5 * 10**8, 5 * 10**8), latency_ns=3)
+    return NodeSpec(
+        "bench",
+        GpuSpec("gpu", memory),
+        LinkSpec("link", 10**9, 10**9),
+        HostSpec(pinned_memory=pinned),
+        more_memories=(MemorySpec("ssd", "SSD"),),
+        more_links=(ssd,),
+    )
 
 
-def conducted(trace: Trace, policy: OnlinePolicy, budget: int) -> Conductor:
+def conducted(trace: Trace, policy: OnlinePolicy, budget: int, pinned: int | None = None) -> Conductor:
     graph = transformed(TaskGraph.of(trace), policy.transforms)
     decider = policy.decider(graph)
-    return Conductor(graph, node_of(budget), budget, decider, frees=policy.frees, sees_future=policy.clairvoyant)
+    return Conductor(
+        graph, node_of(budget, pinned), budget, decider, frees=policy.frees, sees_future=policy.clairvoyant
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,13 +66,13 @@ def conducted(trace: Trace, policy: OnlinePolicy, budget: int) -> Conductor:
 def test_the_clock_of_the_decisions_is_that_of_the_machine(policy: OnlinePolicy, data: st.DataObject) -> None:
     trace: Trace = data.draw(st.one_of(traces(), repeatable_traces()))
     most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
-    budget = data.draw(st.integers(most // 4, most))
-    conductor = conducted(trace, policy, budget)
+    budget, pinned = data.draw(st.integers(most // 4, most)), data.draw(st.one_of(st.none(), st.integers(0, most)))
+    conductor = conducted(trace, policy, budget, pinned)
     try:
         conductor.run()
     except OutOfMemoryError:
         assume(False)
-    result = simulate(trace, node_of(budget), policy, budget=budget)
+    result = simulate(trace, node_of(budget, pinned), policy, budget=budget)
     assert result.iteration_ns == conductor.view.now_ns
     assert result.metrics.device_peak_bytes <= budget and result.steady
 
@@ -69,6 +83,12 @@ def test_what_was_used_longest_ago_leaves_and_comes_back_on_demand() -> None:
     copies = [(span.stream, span.name) for span in result.timeline if span.bytes and span.iteration == 0]
     assert copies[:2] == [("d2h", "x1"), ("d2h", "x2")]
     assert {name for stream, name in copies if stream == "h2d"} == {name for stream, name in copies if stream == "d2h"}
+
+
+def test_where_the_host_is_full_blocks_go_to_the_ssd() -> None:
+    copied = simulate(CHAIN, node_of(400, pinned=100), "lru").metrics.copied_bytes
+    assert copied["d2h"] == copied["h2d"] >= 100
+    assert copied["device2ssd"] == copied["ssd2device"] > 0
 
 
 def test_who_knows_the_future_copies_no_more() -> None:
@@ -123,7 +143,7 @@ def at(kernel: int, *decisions: Decision) -> Scripted:
         (at(0, Drop(1)), "drop x2 before kernel F1: its value is not in device memory"),
         (at(2, Drop(0)), "drop x1 before kernel F3: it cannot be recomputed"),
         (at(2, Fetch(1)), "fetch x2 before kernel F3: it is in device memory already"),
-        (at(2, Evict(1, "ssd")), "no link goes to memory 'ssd'"),
+        (at(2, Evict(1, "cxl")), "no link goes to memory 'cxl'"),
         (at(2, Evict(1), Evict(1)), "its value is not in device memory; decisions before it: evict x2 to host"),
         (at(2, Drop(1), Fetch(1)), "its value is in no memory that is linked"),
     ],

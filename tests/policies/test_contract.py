@@ -111,6 +111,21 @@ class TestAsyncOffload(PolicyContract):
     )
 
 
+class TestG10(PolicyContract):
+    policy = "g10"
+    parameter_sets = ({}, {"target": 0.8, "fault_us": 0})
+
+
+class TestFlashNeuron(PolicyContract):
+    policy = "flashneuron"
+    parameter_sets = ({}, {"drain": False})
+
+
+class TestDeepUm(PolicyContract):
+    policy = "deepum"
+    parameter_sets = ({}, {"degree": 1})
+
+
 class TestAccumulate(PolicyContract):
     policy = "accumulate"
     copies_ahead = True

@@ -19,6 +19,10 @@ def shared_links(node: NodeSpec, gpu: int, src: str, dst: str, alone: bool) -> t
     whose = gpu if "device" in link.ends else "all"
     links = [f"link {whose} {number}"] if link.duplex is Duplex.HALF else []
     alone = alone and not any(switch.links for switch in node.switches)
+    if any(each.over_gpu_link for each in node.more_links) and (number == 0 or link.over_gpu_link):
+        both = node.link.duplex is Duplex.HALF
+        links = [each for each in links if each != f"link {whose} 0"]
+        links.append(f"gpu {gpu} {'both' if both else 'out' if src == 'device' else 'in'}")
     for n, switch in enumerate(node.switches):
         if (gpu in switch.gpus and number == 0 and not alone) or link.name in switch.links:
             both = switch.duplex is Duplex.HALF
@@ -31,7 +35,7 @@ def carries(node: NodeSpec, link: str) -> int:
     what, number, *way = link.split()
     if what == "link":
         return max(node.links[int(way[0])].bandwidths)
-    of = node.switches[int(number)]
+    of = node.link if what == "gpu" else node.switches[int(number)]
     if way == ["out"]:
         return of.d2h_bandwidth
     return of.h2d_bandwidth if way == ["in"] else max(of.d2h_bandwidth, of.h2d_bandwidth)

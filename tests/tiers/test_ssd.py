@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,13 +16,14 @@ from simgpu.analysis.plots import plot_memory, plot_run
 from simgpu.cli.nodes import show_node
 from simgpu.cli.screen import Screen
 from simgpu.errors import OutOfMemoryError, PolicyError, ProgramError
+from simgpu.experiments.bounds import time_lower_bounds
 from simgpu.experiments.compare import Comparison, compare
 from simgpu.experiments.outputs import write_outputs
 from simgpu.experiments.scenarios.model import Outputs, Scenario
 from simgpu.explain.explanation import explain_result
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node, load_node_file
-from simgpu.hardware.spec import DEVICE, HOST, Duplex, HostSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import DEVICE, HOST, Duplex, GpuSpec, HostSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
 from simgpu.machine.compiled_engine import Engine
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import (
@@ -254,6 +256,54 @@ def test_a_switch_is_shared_with_the_ssd_behind_it() -> None:
     assert (ends["copy_d2h"], ends["copy_ssd2host"]) == (200, 200)
 
 
+DIRECT = MemoryLink((DEVICE, SSD), "wire", (GB, GB), over_gpu_link=True)
+
+
+@pytest.mark.parametrize(
+    ("duplex", "engines", "ends"),
+    [(Duplex.FULL, 2, (200, 200, 100)), (Duplex.HALF, 2, (301, 301, 301)), (Duplex.HALF, 1, (200, 200, 300))],
+)
+def test_copies_of_an_ssd_without_the_host_share_the_gpus_link(
+    duplex: Duplex, engines: Literal[1, 2], ends: tuple[int, int, int]
+) -> None:
+    """To the host and to the SSD at the same time, each with half of the link; the other way has its own, or none."""
+    tasks = graph([kernel("k", 1, "a")], [held(name, 100) for name in "abc"])
+    streams: dict[StreamId, tuple[Instruction, ...]] = {
+        COMPUTE: (Launch(0),),
+        StreamId(0, "d2h"): (Acquire((0,), HOST), Copy(0, DEVICE, HOST), Release((0,), HOST)),
+        StreamId(0, "device2ssd"): (Acquire((1,), SSD), Copy(1, DEVICE, SSD), Release((1,), SSD)),
+        StreamId(0, "h2d"): (Acquire((2,)), Copy(2, HOST, DEVICE), Release((2,))),
+    }
+    contents = (InitialContents(HOST, (2,)),)
+    program = Program((Segment(streams),), resident=(0, 1), other_contents=contents)
+    base = node()
+    gpu, link = replace(base.gpu, copy_engines=engines), replace(base.link, duplex=duplex)
+    where = replace(base, gpu=gpu, link=link, more_memories=(MemorySpec(SSD, "SSD"),), more_links=(DIRECT,))
+    verify(program, tasks, node=where)
+    compare_machines(program, tasks, where, None)
+    found = {span.label: span.end_ns for span in run(program, tasks, where, iterations=1).timeline}
+    assert (found["copy_d2h"], found["copy_device2ssd"], found["copy_h2d"]) == ends
+
+
+def test_a_run_says_how_many_steps_an_ssd_lasts() -> None:
+    where = replace(NODE, more_memories=(replace(NODE.more_memories[0], endurance=10**6),))
+    assert "writes 300 B a step to ssd, whose 976.6 KiB last 3,333 steps" in simulate(CHAIN, where, Spill()).notes
+
+
+def test_a_second_link_of_the_gpu_has_no_part_in_the_lower_bound() -> None:
+    """A program that copies over it is not bounded, unless its copies pass the GPU's link."""
+    trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400])
+    for direct, is_bounded in ((DIRECT, True), (replace(DIRECT, over_gpu_link=False), False)):
+        base = replace(node(), gpu=GpuSpec("gpu", 850), host=HostSpec(pinned_memory=0))
+        where = replace(base, more_memories=(MemorySpec(SSD, "SSD"),), more_links=(direct,))
+        result = simulate(trace, where, "lru")
+        assert result.metrics.copied_bytes["device2ssd"] > 0
+        both = time_lower_bounds(trace, replace(where, host=HostSpec()))
+        bound = both.of(result.program)
+        assert (bound is not None) == is_bounded
+        assert bound is None or bound.ns <= result.iteration_ns
+
+
 slow = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
 
 
@@ -272,6 +322,8 @@ def test_random_programs_with_an_ssd_match_the_reference_model(data: st.DataObje
     )
     if data.draw(st.booleans()):
         where = replace(where, switches=(SwitchSpec((0,), GB, 2 * GB, links=("host-ssd",)),))
+    if data.draw(st.booleans()):
+        where = replace(where, more_links=(*where.more_links, DIRECT))
     if tight:
         most = data.draw(st.integers(0, sum(tasks.sizes)))
         where = replace(where, more_memories=(replace(where.more_memories[0], capacity=most),))

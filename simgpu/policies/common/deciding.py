@@ -82,7 +82,10 @@ class Quiet:
 
 @dataclass(frozen=True)
 class EvictingPolicy(OnlinePolicy):
-    """Evicts to the host what ranks lowest, until there is enough memory; override `ranks`."""
+    """Evicts what ranks lowest, until there is enough memory; override `ranks`.
+
+    It goes to the host; where that is full, to the next memory that is linked to the device.
+    """
 
     def decider(self, graph: TaskGraph) -> Decider:
         """Evicts by rank."""
@@ -99,8 +102,14 @@ class _ByRank(Quiet):
 
     def short(self, view: View, need: int) -> Iterator[Decision]:
         blocks = view.candidates()
-        for place in np.argsort(self._policy.ranks(view, blocks), kind="stable"):
-            if need <= 0:
-                return
-            yield Evict(int(blocks[place]))
-            need -= int(view.sizes[blocks[place]])
+        return evicted(view, blocks[np.argsort(self._policy.ranks(view, blocks), kind="stable")], need)
+
+
+def evicted(view: View, blocks: Ints, need: int) -> Iterator[Decision]:
+    """Evicts these blocks in order, until that gives `need` bytes; those for which no memory has room stay."""
+    for b in map(int, blocks):
+        if need <= 0:
+            return
+        if (to := view.place_for(b)) is not None:
+            yield Evict(b, to)
+            need -= int(view.sizes[b])
