@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.errors import MissingExtraError
+from simgpu.planning.highs import Optimum, minimize, require_scipy
 from simgpu.plans.rows import ABSENT, Chosen, Held, Memory
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 #: HiGHS branches this often, for programs up to so many columns and for larger ones. Its answer before it branches is
-#: within a few tenths of a percent of its bound on networks of thousands of choices. A limit of time would make answers
-#: depend on the machine; one this long is only for programs that never end.
-_SMALL, _NODES, _NODES_OF_LARGE, _TIME_LIMIT_S = 1500, 2000, 1, 120.0
+#: within a few tenths of a percent of its bound on networks of thousands of choices.
+_SMALL, _NODES, _NODES_OF_LARGE = 1500, 2000, 1
 #: HiGHS stops where its answer is this close to its bound, as a part of it.
 _GAP = 1e-4
 
@@ -124,7 +117,7 @@ class IntegerProgram:
 
 
 #: The answers for parts of programs, by what the parts are.
-Answers = dict[tuple[Any, ...], "_Answer | None"]
+Answers = dict[tuple[Any, ...], "Optimum | None"]
 
 
 def solve(program: IntegerProgram, answers: Answers | None = None) -> Solution | None:
@@ -134,8 +127,7 @@ def solve(program: IntegerProgram, answers: Answers | None = None) -> Solution |
     without SciPy.
     """
     known: Answers = {} if answers is None else answers
-    if find_spec("scipy") is None:
-        raise MissingExtraError("planning", "scipy", "calibrate")
+    require_scipy("planning")
     if any(least > 0 and not row for row, least in program.rows):
         return None
     parts = _parts(program)
@@ -175,14 +167,6 @@ class _Part(NamedTuple):
         return (constant, *(each.tobytes() for each in (*matrix, self.least, self.cost, self.upper, self.integral)))
 
 
-class _Answer(NamedTuple):
-    """x: the columns' values. value, bound: as of `Solution`."""
-
-    x: NDArray[np.float64]
-    value: float
-    bound: float
-
-
 def _parts(program: IntegerProgram) -> list[_Part]:
     """The parts of a program that no row connects, without those where nothing has to be chosen."""
     from scipy.sparse import csr_array
@@ -214,45 +198,24 @@ def _cost(program: IntegerProgram) -> NDArray[np.float64]:
     return cost
 
 
-def _solved(part: _Part, constant: float) -> _Answer | None:
+def _solved(part: _Part, constant: float) -> Optimum | None:
     """What HiGHS finds for a part. constant: what is added to its cost, of which the gap is a part too."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array, hstack
+    from scipy.sparse import csr_array, hstack, vstack
 
     count = len(part.columns)
-    fixed = hstack([part.matrix, csr_array((len(part.least), 1))], format="csr")
-    with _without_output():
-        answer = milp(
-            np.append(part.cost, constant),
-            constraints=LinearConstraint(fixed, lb=part.least) if len(part.least) else (),
-            integrality=np.append(part.integral, 0),
-            bounds=Bounds(np.append(np.zeros(count), 1.0), np.append(part.upper, 1.0)),
-            options={
-                "node_limit": _NODES if count <= _SMALL else _NODES_OF_LARGE,
-                "time_limit": _TIME_LIMIT_S,
-                "mip_rel_gap": _GAP,
-            },
-        )
-    if answer.x is None:
-        return None
-    bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
-    return _Answer(answer.x[:count], float(answer.fun), float(bound))
-
-
-@contextmanager
-def _without_output() -> Iterator[None]:
-    """Discards what is written to the process's standard output: HiGHS leaves lines of its own there."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        with Path(os.devnull).open("w") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            yield
-    finally:
-        with suppress(OSError, TypeError):  # what C has in its buffer; there is no such library on every system
-            ctypes.CDLL(None).fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+    # One more variable, which is 1, so that the constant has a place in the cost.
+    one = csr_array(([1.0], ([0], [count])), shape=(1, count + 1))
+    rows = vstack([hstack([part.matrix, csr_array((len(part.least), 1))], format="csr"), one], format="csr")
+    found = minimize(
+        np.append(part.cost, constant),
+        rows,
+        np.append(part.least, 1.0),
+        np.append(part.upper, 1.0),
+        np.append(part.integral, 0),
+        nodes=_NODES if count <= _SMALL else _NODES_OF_LARGE,
+        gap=_GAP,
+    )
+    return None if found is None else found._replace(x=found.x[:count])
 
 
 def at_most_one(program: IntegerProgram, variables: Iterable[Chosen]) -> None:

@@ -45,6 +45,7 @@ _BUILT_IN = {
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
     "dtr": "simgpu.policies.dtr.policy:Dtr",
+    "checkmate": "simgpu.policies.checkmate.policy:Checkmate",
     "g10": "simgpu.policies.g10.policy:G10",
     "deepum": "simgpu.policies.deepum:DeepUm",
     "flashneuron": "simgpu.policies.flashneuron:FlashNeuron",

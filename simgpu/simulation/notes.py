@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
+from simgpu.graph.functional import Functional
 from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
@@ -169,6 +170,13 @@ def on_endurance(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str
             steps, limit = memory.endurance // written, format_bytes(memory.endurance)
             notes.append(f"writes {format_bytes(written)} a step to {memory.name}, whose {limit} last {steps:,} steps")
     return notes
+
+
+def on_transforms(program: Program) -> list[str]:
+    """A note where a policy counts every kernel as one that can run again."""
+    if any(isinstance(transform, Functional) for transform in program.transforms):
+        return ["every kernel counts as one that gives the same results again, and none changes its operands in place"]
+    return []
 
 
 def on_gpus(program: Program, node: NodeSpec) -> list[str]:

@@ -24,7 +24,16 @@ from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, p
 from simgpu.program.instructions import Program
 from simgpu.program.replication import replicated
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
-from simgpu.simulation.notes import on_compression, on_compute, on_endurance, on_epoch, on_exchange, on_gpus, on_output
+from simgpu.simulation.notes import (
+    on_compression,
+    on_compute,
+    on_endurance,
+    on_epoch,
+    on_exchange,
+    on_gpus,
+    on_output,
+    on_transforms,
+)
 from simgpu.simulation.result import Result
 from simgpu.simulation.reuse import is_own, planned_once, read_only, repeated, verified
 from simgpu.simulation.tasks import task_graph
@@ -224,7 +233,7 @@ class _Run:
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
         notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
         ran = checked.graph
-        notes = (*notes, *on_endurance(program, ran, self.node))
+        notes = (*notes, *on_endurance(program, ran, self.node), *on_transforms(program))
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
         pool = self._pool(program)

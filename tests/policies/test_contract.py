@@ -111,6 +111,11 @@ class TestAsyncOffload(PolicyContract):
     )
 
 
+class TestCheckmate(PolicyContract):
+    policy = "checkmate"
+    parameter_sets = ({"groups": 10}, {"groups": 12, "method": "rounding"})
+
+
 class TestG10(PolicyContract):
     policy = "g10"
     parameter_sets = ({}, {"target": 0.8, "fault_us": 0})

@@ -1,0 +1,161 @@
+"""Checkmate's integer program: which values are kept between nodes, and which nodes run again before each.
+
+Stage t ends with the first run of node t. In it, nodes before t may run again, in order (Jain et al., MLSys 2020,
+section 4: the frontier-advancing form). A value that is there when the stage begins is kept from the stage before, or
+was made in it. Memory is followed from node to node within each stage; a value is freed when nothing else in the stage
+uses it and the next stage does not keep it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from simgpu.planning.highs import Optimum, minimize, require_scipy
+from simgpu.policies.checkmate.nodes import Nodes
+
+#: HiGHS branches so often at most, and stops this close to its bound.
+_NODES, _GAP = 100, 1e-5
+
+#: By stage, the values that are kept from the stage before.
+Kept = list[frozenset[int]]
+
+
+class Solved(NamedTuple):
+    """kept: by stage. bound_ns: no schedule of these nodes within the budget is faster, as far as HiGHS has proved."""
+
+    kept: Kept
+    bound_ns: int
+
+
+@dataclass
+class CheckmateProgram:
+    """The program of some nodes and a budget in bytes."""
+
+    nodes: Nodes
+    budget: int
+    columns: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
+    rows: list[tuple[Mapping[int, float], float]] = field(default_factory=list)
+
+    def optimal(self) -> Solved | None:
+        """The fastest schedule; None where HiGHS finds none. Raises `MissingExtraError` without SciPy."""
+        found = self._solved(is_relaxed=False)
+        return None if found is None else Solved(self._kept(found, 0.5), self._bound(found))
+
+    def rounded(self, threshold: float) -> Solved | None:
+        """The schedule that keeps what the relaxed program keeps in at least this part (section 5); None if none."""
+        found = self._solved(is_relaxed=True)
+        return None if found is None else Solved(self._kept(found, threshold), self._bound(found))
+
+    def _solved(self, is_relaxed: bool) -> Optimum | None:
+        from scipy.sparse import csr_array
+
+        require_scipy("policy checkmate")
+        self.columns, self.rows = {}, []
+        for t in range(len(self.nodes.groups)):
+            self._stage(t)
+        if not self.columns:
+            fits = all(least <= 0 for _, least in self.rows)
+            return Optimum(np.zeros(0), 0.0, 0.0) if fits else None
+        entries = [(r, c, v) for r, (row, _) in enumerate(self.rows) for c, v in row.items()]
+        rows, columns, values = (list(each) for each in zip(*entries, strict=True)) if entries else ([], [], [])
+        matrix = csr_array((values, (rows, columns)), shape=(len(self.rows), len(self.columns)))
+        cost, upper = np.zeros(len(self.columns)), np.ones(len(self.columns))
+        integral = np.zeros(len(self.columns), dtype=np.int64)
+        for (kind, _, n, _), column in self.columns.items():
+            if kind == "again":
+                cost[column] = self.nodes.times[n]
+            integral[column] = kind in ("again", "kept") and not is_relaxed
+        least = np.array([least for _, least in self.rows], dtype=np.float64)
+        return minimize(cost, matrix, least, upper, integral, nodes=_NODES, gap=_GAP)
+
+    def _bound(self, found: Optimum) -> int:
+        return sum(self.nodes.times) + max(int(found.bound), 0)
+
+    def _kept(self, found: Optimum, threshold: float) -> Kept:
+        kept: list[set[int]] = [set() for _ in self.nodes.groups]
+        for (kind, t, b, _), column in self.columns.items():
+            if kind == "kept" and found.x[column] >= threshold:
+                kept[t].add(b)
+        return [frozenset(each) for each in kept]
+
+    # --- variables --------------------------------------------------------------------------------------------
+
+    def _column(self, kind: str, t: int, n: int, b: int = -1) -> int:
+        return self.columns.setdefault((kind, t, n, b), len(self.columns))
+
+    def _keeps(self, t: int, b: int) -> int | None:
+        """The variable of a value that is kept for stage t; None where it cannot be, or nothing needs it."""
+        nodes = self.nodes
+        if nodes.maker[b] < t <= nodes.last[b]:
+            return self._column("kept", t, b)
+        return None
+
+    def _again(self, t: int, n: int) -> int | None:
+        """The variable of a node that runs again in stage t; None where it cannot, or nothing needs that."""
+        if n < t and any(t <= self.nodes.last[b] for b in self.nodes.outputs[n]):
+            return self._column("again", t, n)
+        return None
+
+    # --- rows -------------------------------------------------------------------------------------------------
+
+    def _at_least(self, terms: Mapping[int | None, float], least: float) -> None:
+        self.rows.append(({column: factor for column, factor in terms.items() if column is not None}, least))
+
+    def _stage(self, t: int) -> None:
+        nodes = self.nodes
+        running = [n for n in range(t) if self._again(t, n) is not None]
+        for b, maker in nodes.maker.items():
+            if (kept := self._keeps(t, b)) is not None:
+                if maker < t - 1:
+                    self._at_least({kept: -1.0, self._keeps(t - 1, b): 1.0, self._again(t - 1, maker): 1.0}, 0.0)
+                self._at_least({kept: -1.0, self._again(t, maker): -1.0}, -1.0)
+        for n in (*running, t):
+            own = None if n == t else self._again(t, n)
+            for b in nodes.inputs[n]:
+                there: dict[int | None, float] = {self._keeps(t, b): 1.0, self._again(t, nodes.maker[b]): 1.0}
+                there |= {} if own is None else {own: -1.0}
+                self._at_least(there, 1.0 if own is None else 0.0)
+        self._memory(t, running)
+
+    def _memory(self, t: int, running: list[int]) -> None:
+        """Memory within the budget while each node of a stage runs; all in parts of the budget."""
+        nodes, sizes, budget = self.nodes, self.nodes.graph.sizes, max(self.budget, 1)
+        used: defaultdict[int, float] = defaultdict(float)
+        for b in nodes.maker:
+            if (kept := self._keeps(t, b)) is not None:
+                used[kept] += sizes[b] / budget
+        for n in running:
+            own = self._again(t, n)
+            assert own is not None
+            peak = nodes.rerun_peak(n, t) / budget
+            self._within({**used, own: used.get(own, 0.0) + peak}, nodes.fixed[t] / budget)
+            for b in nodes.outputs[n]:
+                used[own] += sizes[b] / budget
+            for b, freed in self._freed(t, n, running):
+                used[freed] -= sizes[b] / budget
+        self._within(used, nodes.first_peak(t) / budget)
+
+    def _within(self, used: Mapping[int, float], constant: float) -> None:
+        self.rows.append(({column: -factor for column, factor in used.items() if factor}, constant - 1.0))
+
+    def _freed(self, t: int, n: int, running: list[int]) -> Iterator[tuple[int, int]]:
+        """The values that may be freed once node n has run again in stage t, and the variables of that."""
+        nodes = self.nodes
+        for b in dict.fromkeys((*nodes.inputs[n], *nodes.outputs[n])):
+            later = [each for each in nodes.users[b] if n < each <= t]
+            if t in later:
+                continue
+            column = self._column("freed", t, n, b)
+            blockers = [self._again(t, each) for each in later if each in running]
+            if t + 1 < len(nodes.groups):
+                blockers.append(self._keeps(t + 1, b))
+            self._at_least({column: -1.0, self._again(t, n): 1.0}, 0.0)
+            for blocker in blockers:
+                if blocker is not None:
+                    self._at_least({column: -1.0, blocker: -1.0}, -1.0)
+            yield b, column

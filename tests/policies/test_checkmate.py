@@ -1,0 +1,134 @@
+"""Checkmate: its schedules are the fastest of all, found by trying every order of runs and frees."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
+
+from simgpu.errors import OutOfMemoryError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.simulation.run import simulate
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Kernel, Trace
+from tests.semantics.random_traces import repeatable_traces
+
+
+def node_of(memory: int) -> NodeSpec:
+    return NodeSpec("bench", GpuSpec("gpu", memory), LinkSpec("link", 10**9, 10**9))
+
+
+def fastest(graph: TaskGraph, budget: int) -> int | None:
+    """The least time of all schedules that fit; None if none does. For graphs in which every kernel makes one block.
+
+    A state: how many kernels have run for the first time, and which blocks are there. Blocks that no kernel makes are
+    always there. Any block may be freed at any time, and any kernel whose inputs are there may run.
+    """
+    made = [graph.writes[k][0] for k in range(len(graph.kernels))]
+    given = {b for b, birth in enumerate(graph.births) if birth is not None and b not in made}
+    base = sum(graph.sizes[b] for b in given)
+    queue: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
+    done: set[tuple[int, tuple[int, ...]]] = set()
+    while queue:
+        time, count, there = heapq.heappop(queue)
+        if (count, there) in done:
+            continue
+        done.add((count, there))
+        if count == len(made):
+            return time
+        for b in there:
+            heapq.heappush(queue, (time, count, tuple(each for each in there if each != b)))
+        for k in range(count + 1):
+            inputs = set(graph.reads[k]) - given
+            if made[k] in there or not inputs <= set(there):
+                continue
+            if base + sum(graph.sizes[b] for b in (*there, made[k])) <= budget:
+                after = tuple(sorted((*there, made[k])))
+                heapq.heappush(queue, (time + graph.durations[k], max(count, k + 1), after))
+    return None
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Trace:
+    """Chains of two to four layers, with residual connections in some."""
+    count = draw(st.integers(2, 4))
+    numbers = st.lists(st.integers(1, 9), min_size=count, max_size=count)
+    trace = chain(draw(numbers), draw(numbers), draw(numbers))
+    kernels = list(trace.kernels)
+    for k in range(2, count):
+        if draw(st.booleans()):
+            also = draw(st.sampled_from([each.writes[0] for each in kernels[: k - 1]]))
+            kernels[k] = with_input(kernels[k], also)
+    return replace(trace, kernels=tuple(kernels))
+
+
+def with_input(kernel: Kernel, block: str) -> Kernel:
+    return replace(kernel, reads=tuple(dict.fromkeys((*kernel.reads, block))))
+
+
+@given(networks(), st.data())
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+def test_no_schedule_is_faster(trace: Trace, data: st.DataObject) -> None:
+    graph = TaskGraph.of(trace)
+    assume(all(len(writes) == 1 for writes in graph.writes))
+    most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    budget = data.draw(st.integers(most // 3, most))
+    expected = fastest(graph, budget)
+    try:
+        result = simulate(trace, node_of(budget), "checkmate")
+    except OutOfMemoryError:
+        assert expected is None
+        return
+    assert result.iteration_ns == expected
+    assert result.metrics.device_peak_bytes <= budget
+    assert result.notes[-1].startswith("the fastest schedule of its groups")
+
+
+@given(repeatable_traces(), st.integers(1, 12), st.sampled_from(["optimal", "rounding"]), st.data())
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+def test_every_schedule_is_a_program_within_the_budget(
+    trace: Trace, groups: int, method: str, data: st.DataObject
+) -> None:
+    """With changes in place, several results, kernels that cannot run again; `simulate` verifies each program."""
+    most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    budget = data.draw(st.integers(most // 3, most))
+    try:
+        result = simulate(trace, node_of(budget), "checkmate", parameters={"groups": groups, "method": method})
+    except OutOfMemoryError:
+        return
+    assert result.metrics.device_peak_bytes <= budget
+    assert result.iteration_ns >= result.ideal_ns and not any(result.metrics.copied_bytes.values())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.8])
+def test_no_policy_that_only_recomputes_is_faster(share: float) -> None:
+    trace = chain([9, 4, 7, 2, 8, 5, 6, 3], [12, 9, 8, 14, 11, 9, 10, 7], [90, 40, 70, 120, 60, 80, 50, 100])
+    budget = int(simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes * share)
+    best = simulate(trace, node_of(budget), "checkmate").iteration_ns
+    rounded = simulate(trace, node_of(budget), "checkmate", parameters={"method": "rounding"})
+    assert best <= rounded.iteration_ns
+    for policy, parameters in (
+        ("dtr", {}),
+        ("dtr", {"heuristic": "dtr"}),
+        ("checkpoint", {}),
+        ("checkpoint", {"blocks": 2}),
+    ):
+        try:
+            other = simulate(trace, node_of(budget), policy, parameters=parameters)
+        except OutOfMemoryError:
+            continue
+        assert best <= other.iteration_ns
+
+
+def test_a_longer_iteration_is_scheduled_in_groups_and_says_so() -> None:
+    trace = chain([5] * 10, [9] * 10, [100] * 10)
+    budget = int(simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes * 0.7)
+    one, grouped = (simulate(trace, node_of(budget), "checkmate", parameters={"groups": count}) for count in (20, 8))
+    assert one.iteration_ns <= grouped.iteration_ns and grouped.metrics.device_peak_bytes <= budget
+    assert "scheduled in 8 groups of the 20 kernels" in grouped.notes
