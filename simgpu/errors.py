@@ -6,7 +6,7 @@ import difflib
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -188,6 +188,16 @@ class MissingExtraError(SimgpuError):
         if self.extra:
             return f"{missing}, or simgpu with its extra '{self.extra}'"
         return f"{missing} under a version of Python that it supports"
+
+
+def shortened(problems: Sequence[Problem], most: int = 3) -> list[Problem]:
+    """The first problems, and how many more there are.
+
+    >>> [str(each) for each in shortened([Problem("plan", f"weight {n}", "is another") for n in range(5)], most=2)]
+    ['plan: weight 0: is another', 'plan: weight 1: is another', 'plan: and 3 more']
+    """
+    rest = len(problems) - most
+    return [*problems[:most], *([Problem(problems[0].file, "", f"and {rest} more")] if rest > 0 else [])]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -60,7 +60,7 @@ def minimize(
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    with _without_output():
+    with without_output():
         answer = milp(
             cost,
             constraints=LinearConstraint(matrix, lb=least) if len(least) else (),
@@ -75,7 +75,7 @@ def minimize(
 
 
 @contextmanager
-def _without_output() -> Iterator[None]:
+def without_output() -> Iterator[None]:
     """Discards what is written to the process's standard output: HiGHS leaves lines of its own there."""
     sys.stdout.flush()
     kept = os.dup(1)

@@ -19,7 +19,7 @@ from simgpu.plans.rebuilt import candidate_of
 from simgpu.plans.recorded import recorded
 from simgpu.recorder.iteration import NoWatcher, as_it_was, run_gradients, run_iteration
 from simgpu.recorder.workload import Workload
-from simgpu.torch.applying import applied
+from simgpu.torch.applying import applied, check_model
 from simgpu.torch.plan import Plan
 from simgpu.torch.transfers import Copied, Tally
 from simgpu.trace.model import Origin, Trace, TraceInfo
@@ -79,6 +79,7 @@ class Check:
 
     def run(self) -> PlanCheck:
         """All comparisons."""
+        check_model(self.plan, self.workload.module)
         plain = recorded(self.workload, self.optimizer, self.device, self.info)
         candidate, notes = self._candidate(plain)
         findings = list(self._gradients_of(candidate))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import InputError, Problem, shortened
 from simgpu.torch.alone import alone
 from simgpu.torch.copies import CopyDevice, copies_of
 from simgpu.torch.listed import Listed
@@ -19,8 +19,6 @@ from simgpu.torch.regions import Regions
 from simgpu.torch.transfers import Tally
 from simgpu.torch.types import WHOLE, parts_of, tensor_type
 
-#: Differences from the plan's model that a message names.
-_LISTED = 3
 #: So many steps at the begin may be shorter than planned, such as those of a test of the loop.
 _SHORT_STEPS = 3
 
@@ -148,12 +146,7 @@ def check_model(plan: Applicable, model: nn.Module) -> None:
         if path not in known:
             problems.append(Problem(where, path, "the model has no such module", remedy))
     if problems:
-        more = len(problems) - _LISTED
-        raise InputError([*problems[:_LISTED], *([_more(where, more)] if more > 0 else [])])
-
-
-def _more(where: str, count: int) -> Problem:
-    return Problem(where, "", f"and {count} more differences", "")
+        raise InputError(shortened(problems))
 
 
 def device_of(model: nn.Module) -> torch.device:

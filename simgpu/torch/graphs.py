@@ -110,15 +110,21 @@ class PlannedPartition(CustomKnapsackSolver):
 
     def _check(self, known: Mapping[str, GraphOperator]) -> None:
         own = modules_of(known.values())
-        place = next((each for each in (*self._modules, *own) if self._modules.get(each) != own.get(each)), None)
-        if place is None:
+        differing = [each for each in {**self._modules, **own} if self._modules.get(each) != own.get(each)]
+        if not differing:
             return
+        # The first in which no part of it differs.
+        place = next(each for each in differing if not any(_is_in(other, each) for other in differing))
         counts = [(each.get(place) or "0").partition(" ")[0] for each in (own, self._modules)]
         what = f"its graph has {counts[0]} operators, and {counts[1]} in the plan"
         what = "its graph has other operators than in the plan" if counts[0] == counts[1] else what
         remedy = "make the plan anew with `simgpu plan --execute compile`"
         self.refusal = InputError.single(f"plan for {self._model}", place or "the model", what, remedy)
         raise self.refusal
+
+
+def _is_in(module: str, other: str) -> bool:
+    return module != other and (not other or module.startswith(f"{other}."))
 
 
 def answered(

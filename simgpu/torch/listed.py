@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from simgpu.errors import InputError, Problem
+from simgpu.errors import InputError, Problem, shortened
 from simgpu.torch.types import tensor_type
 
 
@@ -61,4 +61,4 @@ class Listed:
             if self._seen[kind] <= number
         ]
         if problems:
-            raise InputError(problems)
+            raise InputError(shortened(problems))

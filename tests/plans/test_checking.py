@@ -93,6 +93,12 @@ def test_a_trace_without_what_autograd_saves_is_refused() -> None:
         plan(load_trace("resnet20-cifar-cpu"), NODE)
 
 
+def test_a_plan_of_another_model_is_refused_by_its_first_parameters() -> None:
+    made = plan_of("convnet", 0.6, offload=True)
+    with pytest.raises(InputError, match=r"features\.0\.weight: the model has no such parameter(.|\n)*and \d+ more"):
+        check_plan(made, MODELS["resnet"])
+
+
 def test_a_plan_of_another_iteration_is_refused() -> None:
     made = plan_of("convnet", 0.6, offload=True)
     other = made.model_copy(update={"made_for": made.made_for.model_copy(update={"digest": "0"})})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -282,6 +283,25 @@ def test_what_cannot_be_applied_is_refused() -> None:
     other = made.model_copy(update={"graph": made.graph.model_copy(update={"torch": "1.0"})})
     with pytest.raises(InputError, match=r"made with PyTorch 1\.0, and this is 2\."), other.apply(model):
         pass
+
+
+def test_a_changed_model_is_refused_by_the_part_that_differs() -> None:
+    made = planned_layers()
+    model, x, y, loss = layers(16)
+    model[3] = nn.Tanh()
+    with pytest.raises(InputError, match=r"__self__\.3|'?3'?: its graph has other operators"), made.apply(model):
+        loss(model(x), y).backward()
+
+
+def test_what_pytorchs_solvers_print_is_discarded(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its solver `ilp` is HiGHS, which writes lines of its own."""
+    joint = step_of("layers", 2).joint
+    own = joint._split
+    monkeypatch.setattr(joint, "_split", lambda: (os.write(1, b"a line of HiGHS\n"), own())[1])
+    joint.by_solver("ilp", 0.5)
+    assert capfd.readouterr().out == ""
 
 
 def test_where_pytorch_does_not_ask_only_its_own_split_is_a_plan() -> None:

@@ -14,6 +14,7 @@ from simgpu.plans.outcome import Finding, PlanCheck
 from simgpu.plans.rebuilt import check_iteration
 from simgpu.plans.recorded import recorded
 from simgpu.recorder.layers import LOSS
+from simgpu.torch.applying import check_model
 from simgpu.torch.graphs import GraphOperator, graph_applied, graphs_applied, usual
 from simgpu.torch.types import tensor_type
 from simgpu.trace.model import Trace
@@ -34,6 +35,7 @@ class CompiledCheck(Check):
 
     def run(self) -> PlanCheck:
         """All comparisons."""
+        check_model(self.plan, self.workload.module)
         findings, notes = list(self.gradients()), []
         if findings[0].agrees is None:
             notes.append(NOT_REPEATABLE)

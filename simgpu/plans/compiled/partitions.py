@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
 from torch.utils._ordered_set import OrderedSet
 
+from simgpu.planning.highs import without_output
 from simgpu.recorder.autocast import replaced
 from simgpu.torch.graphs import GraphOperator, answered, asking, compiling, operators, unmark
 from simgpu.torch.types import tensor_type
@@ -144,7 +145,9 @@ class Joint(CustomPartitionerFn):
 
         budget: the part of what is saved without a budget that may be saved, from 0 to 1.
         """
-        with functorch_config.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
+        settings = {"activation_memory_budget": budget, "activation_memory_budget_solver": solver}
+        # The solver `ilp` is HiGHS.
+        with without_output(), functorch_config.patch(**settings):
             return Split(*self._split())
 
     def _split(self) -> tuple[fx.GraphModule, fx.GraphModule]:
