@@ -384,7 +384,7 @@ class NodeSpec:
         return tuple(end for link in self.links if DEVICE in link.ends for end in link.ends if end != DEVICE)
 
     @property
-    def beside_gpu_link(self) -> tuple[str, ...]:
+    def with_own_link(self) -> tuple[str, ...]:
         """The memories that have a link to the GPU of their own, whose copies do not pass the GPU's link."""
         own = (link for link in self.more_links if DEVICE in link.ends and not link.over_gpu_link)
         return tuple(end for link in own for end in link.ends if end != DEVICE)

@@ -1,6 +1,6 @@
 """`flashneuron`: offloads to an SSD what forward saves first (Bae et al., FlashNeuron, FAST 2021).
 
-Tensors that backward needs are chosen in the order in which forward makes them, until the others fit beside the weights
+Tensors that backward needs are chosen in the order in which forward makes them, until the others fit with the weights
 and the largest kernel. Each is written to the SSD after its last use in forward, without the host, one after the other.
 Backward begins when all are written (`drain`), and they are read in the order of their uses, as far as memory allows.
 

@@ -97,9 +97,7 @@ def test_a_plan_for_another_model_names_the_first_differences() -> None:
         InputError, match=r"blocks\.1\.mlp\.0\.weight: is float32:96x32 in the model, and float32:128x32"
     ):
         plan.apply(wider).__enter__()
-    with pytest.raises(
-        InputError, match=r"(?s)words\.weight: the model has no such parameter.*and \d+ more"
-    ):
+    with pytest.raises(InputError, match=r"(?s)words\.weight: the model has no such parameter.*and \d+ more"):
         plan.apply(training("resnet").workload.module).__enter__()
 
 

@@ -51,7 +51,7 @@ def groups_of(graph: TaskGraph, most: int) -> list[range]:
     return groups
 
 
-class Run(NamedTuple):
+class KernelRun(NamedTuple):
     """A kernel that runs again, the blocks that it makes, those it acquires, and those besides values it releases."""
 
     kernel: int
@@ -191,7 +191,7 @@ class Nodes:
             now -= sum(self.graph.sizes[b] for b in run.gives)
         return most
 
-    def rerun(self, n: int, before: int, values: Collection[int]) -> list[Run]:
+    def rerun(self, n: int, before: int, values: Collection[int]) -> list[KernelRun]:
         """How a node runs again when node `before` is to run next and these values are there."""
         ancestry, group, kernel = self.recomputation.ancestry, self.groups[n], self.groups[before][0]
         there = set[int]()
@@ -204,7 +204,7 @@ class Nodes:
             there.update(takes)
             done = tuple(b for b in there if b not in self.maker and self._last_in(b, group) <= k)
             there.difference_update(done)
-            result.append(Run(k, makes, takes, done))
+            result.append(KernelRun(k, makes, takes, done))
         return result
 
     def _last_in(self, b: int, group: range) -> int:

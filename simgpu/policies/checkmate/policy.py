@@ -25,8 +25,8 @@ from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
 from simgpu.policies.checkmate.nodes import Nodes, groups_of
-from simgpu.policies.checkmate.program import CheckmateProgram, Kept, Solved
-from simgpu.policies.checkmate.writing import Schedule, written
+from simgpu.policies.checkmate.program import CheckmateProgram, Kept, KeptValues
+from simgpu.policies.checkmate.writing import NodeSchedule, written
 from simgpu.program.instructions import Program
 from simgpu.units import format_time
 
@@ -90,20 +90,20 @@ class Checkmate(Policy):
                 return None
             # That of the whole budget.
             bound = solved.bound_ns if bound is None else bound
-            schedule = Schedule.of(nodes, solved.kept)
+            schedule = NodeSchedule.of(nodes, solved.kept)
             if schedule.peak() <= context.budget:
                 program = _program(changed, transforms, nodes, solved.kept)
                 return _Answer(program, schedule.time_ns, min(bound, schedule.time_ns))
         return None
 
-    def _solved(self, program: CheckmateProgram) -> Solved | None:
+    def _solved(self, program: CheckmateProgram) -> KeptValues | None:
         return program.optimal() if self.method == "optimal" else program.rounded(0.5)
 
 
 def _program(graph: TaskGraph, transforms: Sequence[Transform], nodes: Nodes, kept: Kept | None) -> Program:
     """kept: None keeps nothing that can be recomputed."""
     none: Kept = [frozenset()] * len(nodes.groups)
-    program = written(nodes, Schedule.of(nodes, none if kept is None else kept))
+    program = written(nodes, NodeSchedule.of(nodes, none if kept is None else kept))
     count, kernels = len(nodes.groups), len(graph.kernels)
     notes = () if count == kernels else (f"scheduled in {count} groups of the {kernels} kernels",)
     return replace(program, transforms=tuple(transforms), notes=notes)

@@ -25,7 +25,7 @@ _NODES, _GAP = 100, 1e-5
 Kept = list[frozenset[int]]
 
 
-class Solved(NamedTuple):
+class KeptValues(NamedTuple):
     """kept: by stage. bound_ns: no schedule of these nodes within the budget is faster, as far as HiGHS has proved."""
 
     kept: Kept
@@ -41,15 +41,15 @@ class CheckmateProgram:
     columns: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
     rows: list[tuple[Mapping[int, float], float]] = field(default_factory=list)
 
-    def optimal(self) -> Solved | None:
+    def optimal(self) -> KeptValues | None:
         """The fastest schedule; None where HiGHS finds none. Raises `MissingExtraError` without SciPy."""
         found = self._solved(is_relaxed=False)
-        return None if found is None else Solved(self._kept(found, 0.5), self._bound(found))
+        return None if found is None else KeptValues(self._kept(found, 0.5), self._bound(found))
 
-    def rounded(self, threshold: float) -> Solved | None:
+    def rounded(self, threshold: float) -> KeptValues | None:
         """The schedule that keeps what the relaxed program keeps in at least this part (section 5); None if none."""
         found = self._solved(is_relaxed=True)
-        return None if found is None else Solved(self._kept(found, threshold), self._bound(found))
+        return None if found is None else KeptValues(self._kept(found, threshold), self._bound(found))
 
     def _solved(self, is_relaxed: bool) -> Optimum | None:
         from scipy.sparse import csr_array

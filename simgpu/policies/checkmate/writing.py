@@ -5,32 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simgpu.policies.checkmate.nodes import Nodes, Run
+from simgpu.policies.checkmate.nodes import KernelRun, Nodes
 from simgpu.policies.checkmate.program import Kept
 from simgpu.program.code import CodeWriter
 from simgpu.program.instructions import COMPUTE, Program, Segment
 
 
-class Step(NamedTuple):
+class NodeRun(NamedTuple):
     """A run of a node in a stage, and the values that are freed after it. again: its kernels, unless it runs first."""
 
     stage: int
     node: int
-    again: tuple[Run, ...]
+    again: tuple[KernelRun, ...]
     frees: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class NodeSchedule:
     """The runs of nodes, in order."""
 
     nodes: Nodes
-    steps: list[Step]
+    steps: list[NodeRun]
 
     @classmethod
-    def of(cls, nodes: Nodes, kept: Kept) -> Schedule:
+    def of(cls, nodes: Nodes, kept: Kept) -> NodeSchedule:
         """The schedule that keeps these values, as far as they are there, and runs again what is missing."""
-        steps: list[Step] = []
+        steps: list[NodeRun] = []
         there: set[int] = set()
         for t in range(len(nodes.groups)):
             wanted = kept[t + 1] if t + 1 < len(kept) else frozenset()
@@ -41,7 +41,7 @@ class Schedule:
                 needed = {b for each in runs[place + 1 :] for b in nodes.inputs[each]} | wanted
                 done = tuple(sorted(b for b in there if b not in needed))
                 there.difference_update(done)
-                steps.append(Step(t, n, again, done))
+                steps.append(NodeRun(t, n, again, done))
         return cls(nodes, steps)
 
     @property
@@ -81,7 +81,7 @@ def _missing(nodes: Nodes, t: int, wanted: frozenset[int], there: set[int]) -> l
     return sorted(again)
 
 
-def written(nodes: Nodes, schedule: Schedule) -> Program:
+def written(nodes: Nodes, schedule: NodeSchedule) -> Program:
     """The program of a schedule."""
     graph, code = nodes.graph, CodeWriter()
     births, deaths, survivors, reinitialized = nodes.lifetimes

@@ -31,7 +31,7 @@ from simgpu.online.decisions import Decider, Decision, Evict, Fetch
 from simgpu.online.view import View
 from simgpu.policies.base import parameter
 from simgpu.policies.common.deciding import OnlinePolicy, Quiet, evicted
-from simgpu.policies.g10.schedule import Migration, Schedule
+from simgpu.policies.g10.migrations import MigrationPlan, TierMigration
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class G10(OnlinePolicy):
 class _Migrating(Quiet):
     def __init__(self, policy: G10) -> None:
         self._policy = policy
-        self._leaving: defaultdict[int, list[Migration]] = defaultdict(list)
+        self._leaving: defaultdict[int, list[TierMigration]] = defaultdict(list)
         self._returning: defaultdict[int, list[int]] = defaultdict(list)
         #: Blocks that are to come back, in order, and for which there has been no memory yet.
         self._due: list[int] = []
@@ -86,11 +86,11 @@ class _Migrating(Quiet):
     def _plan(self, view: View) -> None:
         target = int(view.budget * self._policy.target)
         fault_ns = self._policy.fault_us * 1000
-        for each in Schedule(view.graph, view.node, view.budget, target, fault_ns).migrations():
+        for each in MigrationPlan(view.graph, view.node, view.budget, target, fault_ns).migrations():
             self._leaving[each.leaves].append(each)
             self._returning[each.returns].append(each.block)
 
-    def _place(self, view: View, migration: Migration) -> str | None:
+    def _place(self, view: View, migration: TierMigration) -> str | None:
         """The planned memory, or another one where that has no room now."""
         room = view.room[migration.memory]
         if room is None or room >= view.graph.copy_sizes[migration.block]:

@@ -38,18 +38,18 @@ class TimeBounds:
 
     of_activations: holds for every placement of the decisions; where its `fits` is False, none fits. of_all: holds for
     every program of the full batch, whatever it moves over the GPU's link. blocks: number of the graph's blocks without
-    encoded forms. beside: memories with another link to the GPU.
+    encoded forms. own_links: memories with another link to the GPU.
     """
 
     of_activations: Bound
     of_all: Bound
     decisions: Decisions
     blocks: int
-    beside: tuple[str, ...] = ()
+    own_links: tuple[str, ...] = ()
 
     def of(self, program: Program) -> Bound | None:
         """The bound that holds for a program that fits; None for one that `NOT_BOUNDED` describes."""
-        if not is_bounded(program) or (self.beside and _uses(program, self.beside)):
+        if not is_bounded(program) or (self.own_links and _uses(program, self.own_links)):
             return None
         if self.of_activations.fits and moves_only_activations(program, self.decisions, self.blocks):
             return max(self.of_activations, self.of_all, key=lambda bound: bound.ns)
@@ -79,7 +79,7 @@ def bounds_of(evaluator: Evaluator) -> TimeBounds:
     """
     narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
     wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
-    return TimeBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks), evaluator.node.beside_gpu_link)
+    return TimeBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks), evaluator.node.with_own_link)
 
 
 def is_bounded(program: Program) -> bool:

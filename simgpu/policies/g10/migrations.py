@@ -17,7 +17,7 @@ from simgpu.program.lifetimes import lifetimes
 _SAFE = 2.5
 
 
-class Migration(NamedTuple):
+class TierMigration(NamedTuple):
     """A block leaves before kernel `leaves` for a memory, and its copy back may begin before kernel `returns`."""
 
     block: int
@@ -39,7 +39,7 @@ class _Gap(NamedTuple):
 
 
 @dataclass
-class Schedule:
+class MigrationPlan:
     """Chooses gaps until memory is within `target`, at most `budget`; both in bytes. fault_ns: of a page fault."""
 
     graph: TaskGraph
@@ -60,7 +60,7 @@ class Schedule:
         rows = [gap for b in range(len(graph.blocks)) for gap in graph.gaps(b) if gap.before > gap.after + 1]
         self._rows = [gap for gap in rows if gap.after >= 0 and graph.sizes[gap.block]]
 
-    def migrations(self) -> list[Migration]:
+    def migrations(self) -> list[TierMigration]:
         """The migrations, by the kernel before which they begin."""
         chosen = list(self._chosen())
         result = []
@@ -69,7 +69,7 @@ class Schedule:
             while back > gap.gone + 1 and self._used[back - 1] + size <= self.target:
                 back -= 1
             self._used[back : gap.back] += size
-            result.append(Migration(gap.block, gap.first, gap.memory, back))
+            result.append(TierMigration(gap.block, gap.first, gap.memory, back))
         return sorted(result, key=lambda each: (each.leaves, each.block))
 
     def _chosen(self) -> Iterator[_Gap]:
