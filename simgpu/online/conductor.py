@@ -81,6 +81,11 @@ class Conductor:
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
         self._history: list[str] = []
 
+    @property
+    def decisions(self) -> int:
+        """The number of decisions so far."""
+        return len(self._history)
+
     def run(self) -> Program:
         """The program of the iteration.
 

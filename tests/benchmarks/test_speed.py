@@ -24,12 +24,18 @@ import pytest
 import simpy
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers import import_trace
 from simgpu.machine.compiled_engine import Engine
 from simgpu.machine.run import MachineRun, run_program
-from simgpu.policies.base import PlanContext
+from simgpu.online.conductor import Conductor
+from simgpu.policies.base import PlanContext, policy_label
+from simgpu.policies.belady import Belady
+from simgpu.policies.common.deciding import OnlinePolicy
+from simgpu.policies.dtr.policy import Dtr
+from simgpu.policies.lru import Lru
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import check_program
 from simgpu.program.instructions import Program
@@ -165,6 +171,29 @@ def test_a_whole_run_per_simulated_kernel(policy: str, most: float, aim: float, 
     total, bare = interleaved(whole, rounds=5)
     events = total / bare / (3 * len(trace.kernels))
     report(f"{policy}, all in: SimPy events per simulated kernel", events, f"at most {most}, aim {aim}", events <= most)
+
+
+@pytest.mark.parametrize("online", [Lru(), Belady(), Dtr(), Dtr(heuristic="dtr")], ids=policy_label)
+def test_a_decision_while_the_iteration_runs(densenet: TaskGraph, online: OnlinePolicy, report: Report) -> None:
+    """At half of the plain peak. A policy is asked before each kernel, and decides about each block that leaves."""
+    graph, budget = transformed(densenet, online.transforms), 5510374680
+    decided = 0
+
+    def whole() -> None:
+        nonlocal decided
+        conductor = Conductor(graph, NODE, budget, online.decider(graph), sees_future=online.clairvoyant)
+        conductor.run()
+        decided = len(graph.kernels) + conductor.decisions
+
+    whole()
+    total, bare = interleaved(whole, rounds=3)
+    events = total / bare / decided
+    report(
+        f"{policy_label(online)}, SimPy events per decision while the iteration runs",
+        events,
+        "at most 10",
+        events <= 10,
+    )
 
 
 def test_the_same_trace_again_with_another_link(report: Report) -> None:
