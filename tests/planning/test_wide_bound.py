@@ -37,6 +37,13 @@ POLICIES = {
     "checkpoint": {},
     "save_on_cpu": {},
     "um": {},
+    "lru": {},
+    "belady": {},
+    "dtr": {},
+    "g10": {},
+    "flashneuron": {},
+    "deepum": {},
+    "checkmate": {"groups": 8},
 }
 
 
