@@ -20,6 +20,7 @@ Where the paper is open, this implementation decides:
   3 imply one evaluation for each particle (update: recombine). That is even faster, and its step times are up to 4%
   longer on the six networks; where little memory is short they are behind Capuchin's.
 * A swarm whose particles agree has converged and stops: no update would change it.
+* The search is the paper's also where it finds a slower placement with more memory or bandwidth than with less.
 * On a node that the evaluator does not model exactly, the search is the same, and trial runs choose among the few best
   placements.
 """

@@ -10,8 +10,8 @@ from simgpu.hardware.spec import CdmaSpec, LinkSpec, MemoryLink, MemorySpec, Swi
 
 KNOWN: dict[type, set[str]] = {
     LinkSpec: {"kind", "d2h_bandwidth", "h2d_bandwidth", "latency_ns", "duplex"},
-    MemoryLink: {"ends", "kind", "bandwidths", "latency_ns", "duplex", "copy_engines"},
-    MemorySpec: {"name", "kind", "capacity", "alignment", "allocator"},
+    MemoryLink: {"ends", "kind", "bandwidths", "latency_ns", "duplex", "copy_engines", "over_gpu_link"},
+    MemorySpec: {"name", "kind", "capacity", "alignment", "allocator", "endurance"},
     SwitchSpec: {"gpus", "d2h_bandwidth", "h2d_bandwidth", "duplex", "links"},
     CdmaSpec: {"codec", "read_bandwidth", "buffer", "latency_ns", "kernel_bandwidth", "throttle", "nominal_link"},
 }

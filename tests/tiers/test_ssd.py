@@ -256,6 +256,7 @@ def test_a_switch_is_shared_with_the_ssd_behind_it() -> None:
     assert (ends["copy_d2h"], ends["copy_ssd2host"]) == (200, 200)
 
 
+ENGINES: tuple[Engine, ...] = ("simpy", "compiled")
 DIRECT = MemoryLink((DEVICE, SSD), "wire", (GB, GB), over_gpu_link=True)
 
 
@@ -281,8 +282,20 @@ def test_copies_of_an_ssd_without_the_host_share_the_gpus_link(
     where = replace(base, gpu=gpu, link=link, more_memories=(MemorySpec(SSD, "SSD"),), more_links=(DIRECT,))
     verify(program, tasks, node=where)
     compare_machines(program, tasks, where, None)
-    found = {span.label: span.end_ns for span in run(program, tasks, where, iterations=1).timeline}
-    assert (found["copy_d2h"], found["copy_device2ssd"], found["copy_h2d"]) == ends
+    for engine in ENGINES:
+        ran = run_program(program, tasks, where, budget=None, iterations=1, engine=engine)
+        found = {span.label: span.end_ns for span in ran.timeline}
+        assert (found["copy_d2h"], found["copy_device2ssd"], found["copy_h2d"]) == ends
+
+
+@pytest.mark.parametrize("policy", ["vdnn", "capuchin", "joint"])
+def test_who_copies_to_the_host_alone_runs_as_without_an_ssd(policy: str) -> None:
+    trace = chain([5, 7, 9, 9, 6, 8], [10, 14, 18, 18, 12, 16], [100, 200, 300, 400, 200, 100])
+    base = replace(node(), gpu=GpuSpec("gpu", 1000))
+    where = replace(base, more_memories=(MemorySpec(SSD, "SSD"),), more_links=(DIRECT,))
+    plain, with_ssd = (simulate(trace, each, policy) for each in (base, where))
+    assert plain.iteration_ns == with_ssd.iteration_ns > plain.ideal_ns
+    assert plain.notes == with_ssd.notes
 
 
 def test_a_run_says_how_many_steps_an_ssd_lasts() -> None:

@@ -17,6 +17,7 @@ ones. Where that is open, this implementation decides:
   instead, from the first on, until it fits. Then, from the first on, those that need not be swapped are recomputed
   again; last, from the last map on, maps that need neither are kept.
 * Where only a run decides what fits, as in a pool whose holes waste memory, further maps are decided until a run fits.
+* With more memory or bandwidth the greedy choice may end slower than with less: that is left as the paper has it.
 * Offloads are issued with the last reader and fetches one layer step ahead, as in HOME itself.
 """
 
