@@ -46,6 +46,7 @@ _BUILT_IN = {
     "belady": "simgpu.policies.belady:Belady",
     "dtr": "simgpu.policies.dtr.policy:Dtr",
     "checkmate": "simgpu.policies.checkmate.policy:Checkmate",
+    "revolve": "simgpu.policies.revolve:Revolve",
     "g10": "simgpu.policies.g10.policy:G10",
     "deepum": "simgpu.policies.deepum:DeepUm",
     "flashneuron": "simgpu.policies.flashneuron:FlashNeuron",

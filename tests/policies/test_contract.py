@@ -116,6 +116,11 @@ class TestCheckmate(PolicyContract):
     parameter_sets = ({"groups": 10}, {"groups": 12, "method": "rounding"})
 
 
+class TestRevolve(PolicyContract):
+    policy = "revolve"
+    parameter_sets = ({}, {"snapshots": 2})
+
+
 class TestG10(PolicyContract):
     policy = "g10"
     parameter_sets = ({}, {"target": 0.8, "fault_us": 0})

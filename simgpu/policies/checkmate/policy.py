@@ -4,6 +4,9 @@ An integer program decides for every kernel of the iteration which values are ke
 before it. HiGHS solves it; `method: rounding` relaxes it, keeps what that keeps to at least half, and recomputes what
 is missing (the paper's two-phase rounding), with smaller and smaller budgets until the schedule fits.
 
+HiGHS branches a limited number of times. Where that proves no schedule to be the fastest, the faster one of this, of
+the rounded one and, for a chain, of `revolve` is taken, and a note says how far from the bound it is.
+
 The program has about as many variables as the square of the number of kernels, so larger iterations are scheduled in
 `groups` of neighbouring kernels: those of a layer first. What is kept and recomputed is then the results of groups, and
 a note says into how many the kernels were put.
@@ -16,6 +19,7 @@ again (`simgpu.graph.functional`), as the paper's graphs are, and takes the fast
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -25,8 +29,9 @@ from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
 from simgpu.policies.checkmate.nodes import Nodes, groups_of
-from simgpu.policies.checkmate.program import CheckmateProgram, Kept, KeptValues
+from simgpu.policies.checkmate.program import CheckmateProgram
 from simgpu.policies.checkmate.writing import NodeSchedule, written
+from simgpu.policies.revolve import layers_of, most_snapshots
 from simgpu.program.instructions import Program
 from simgpu.units import format_time
 
@@ -76,34 +81,55 @@ class Checkmate(Policy):
             best = min(fitting, key=lambda each: each.time_ns)
             return replace(best.program, notes=(*best.program.notes, _distance(best)))
         # What needs least memory shows which kernel cannot run.
-        return _program(graph, (), Nodes(graph, groups_of(graph, self.groups)), None)
+        nodes = Nodes(graph, groups_of(graph, self.groups))
+        return _program(graph, (), nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
 
     def _answer(self, graph: TaskGraph, transforms: tuple[Transform, ...], context: PlanContext) -> _Answer | None:
         """The fastest schedule that was found for a graph; None where none fits."""
         changed = transformed(graph, transforms)
         nodes = Nodes(changed, groups_of(changed, self.groups))
         context.progress(f"scheduling {len(nodes.groups)} groups of {len(changed.kernels)} kernels")
-        bound = None
-        for part in _OPTIMAL if self.method == "optimal" else _ROUNDED:
-            solved = self._solved(CheckmateProgram(nodes, int(context.budget * part)))
-            if solved is None:
-                return None
-            # That of the whole budget.
-            bound = solved.bound_ns if bound is None else bound
-            schedule = NodeSchedule.of(nodes, solved.kept)
-            if schedule.peak() <= context.budget:
-                program = _program(changed, transforms, nodes, solved.kept)
-                return _Answer(program, schedule.time_ns, min(bound, schedule.time_ns))
-        return None
+        found = _first_fitting(nodes, context.budget, self.method)
+        if found is None:
+            return None
+        schedules = [found.schedule]
+        if self.method == "optimal" and found.bound_ns < found.schedule.time_ns:
+            # HiGHS was stopped before it had proved its answer.
+            rounded = _first_fitting(nodes, context.budget, "rounding")
+            schedules += [] if rounded is None else [rounded.schedule]
+            with suppress(InputError):
+                schedules.append(most_snapshots(nodes, layers_of(nodes), context.budget)[0])
+        fitting = [each for each in schedules if each.peak() <= context.budget]
+        best = min(fitting, key=lambda each: each.time_ns)
+        program = _program(changed, transforms, nodes, best)
+        return _Answer(program, best.time_ns, min(found.bound_ns, best.time_ns))
 
-    def _solved(self, program: CheckmateProgram) -> KeptValues | None:
-        return program.optimal() if self.method == "optimal" else program.rounded(0.5)
+
+class _Found(NamedTuple):
+    """bound_ns: no schedule of the nodes within the budget is faster."""
+
+    schedule: NodeSchedule
+    bound_ns: int
 
 
-def _program(graph: TaskGraph, transforms: Sequence[Transform], nodes: Nodes, kept: Kept | None) -> Program:
-    """kept: None keeps nothing that can be recomputed."""
-    none: Kept = [frozenset()] * len(nodes.groups)
-    program = written(nodes, NodeSchedule.of(nodes, none if kept is None else kept))
+def _first_fitting(nodes: Nodes, budget: int, method: str) -> _Found | None:
+    """The schedule for the largest part of the budget that fits; None where there is none."""
+    bound = None
+    for part in _OPTIMAL if method == "optimal" else _ROUNDED:
+        program = CheckmateProgram(nodes, int(budget * part))
+        solved = program.optimal() if method == "optimal" else program.rounded(0.5)
+        if solved is None:
+            return None
+        # That of the whole budget.
+        bound = solved.bound_ns if bound is None else bound
+        schedule = NodeSchedule.of(nodes, solved.kept)
+        if schedule.peak() <= budget:
+            return _Found(schedule, bound)
+    return None
+
+
+def _program(graph: TaskGraph, transforms: Sequence[Transform], nodes: Nodes, schedule: NodeSchedule) -> Program:
+    program = written(nodes, schedule)
     count, kernels = len(nodes.groups), len(graph.kernels)
     notes = () if count == kernels else (f"scheduled in {count} groups of the {kernels} kernels",)
     return replace(program, transforms=tuple(transforms), notes=notes)
