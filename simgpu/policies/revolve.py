@@ -17,9 +17,8 @@ from math import comb
 
 from simgpu.errors import InputError
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
-from simgpu.policies.checkmate.nodes import Nodes, groups_of
-from simgpu.policies.checkmate.program import Kept
-from simgpu.policies.checkmate.writing import NodeSchedule, written
+from simgpu.policies.common.node_schedule import Kept, NodeSchedule, written
+from simgpu.policies.common.nodes import Nodes, groups_of
 from simgpu.program.instructions import Program
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -11,7 +12,6 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.revolve import stacks_of
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
-from tests.policies.networks import NETWORKS
 
 
 def node_of(memory: int) -> NodeSpec:
@@ -58,5 +58,8 @@ def test_less_memory_has_fewer_snapshots_and_more_time() -> None:
 
 
 def test_a_network_that_is_no_chain_is_refused() -> None:
-    with pytest.raises(InputError, match=r"no chain: kernel .* reads .*, which is not of the layer before it"):
-        simulate(NETWORKS["residual"](), node_of(10**9), "revolve")
+    trace = chain([10] * 4, [20] * 4, [100] * 4)
+    kernels = list(trace.kernels)
+    kernels[3] = replace(kernels[3], reads=(*kernels[3].reads, kernels[1].writes[0]))
+    with pytest.raises(InputError, match=r"no chain: kernel F4 reads x\d, which is not of the layer before it"):
+        simulate(replace(trace, kernels=tuple(kernels)), node_of(10**9), "revolve")

@@ -28,9 +28,9 @@ from simgpu.graph.functional import Functional
 from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
-from simgpu.policies.checkmate.nodes import Nodes, groups_of
 from simgpu.policies.checkmate.program import CheckmateProgram
-from simgpu.policies.checkmate.writing import NodeSchedule, written
+from simgpu.policies.common.node_schedule import NodeSchedule, written
+from simgpu.policies.common.nodes import Nodes, groups_of
 from simgpu.policies.revolve import layers_of, most_snapshots
 from simgpu.program.instructions import Program
 from simgpu.units import format_time

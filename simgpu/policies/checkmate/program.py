@@ -16,13 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.planning.highs import Optimum, minimize, require_scipy
-from simgpu.policies.checkmate.nodes import Nodes
+from simgpu.policies.common.node_schedule import Kept
+from simgpu.policies.common.nodes import Nodes
 
 #: HiGHS branches so often at most, and stops this close to its bound.
 _NODES, _GAP = 100, 1e-5
-
-#: By stage, the values that are kept from the stage before.
-Kept = list[frozenset[int]]
 
 
 class KeptValues(NamedTuple):

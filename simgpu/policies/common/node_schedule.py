@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simgpu.policies.checkmate.nodes import KernelRun, Nodes
-from simgpu.policies.checkmate.program import Kept
+from simgpu.policies.common.nodes import KernelRun, Nodes
 from simgpu.program.code import CodeWriter
 from simgpu.program.instructions import COMPUTE, Program, Segment
+
+#: By node that runs for the first time, the values that are kept for it from the one before.
+Kept = list[frozenset[int]]
 
 
 class NodeRun(NamedTuple):

@@ -1,4 +1,4 @@
-"""The graph that Checkmate schedules: kernels in groups, the values between them, and the memory of everything else.
+"""Kernels in groups as nodes of a schedule: the values between them, and the memory of everything else.
 
 A value is a block that can be recomputed whenever a kernel needs it, and that one group makes alone. All other blocks
 are fixed: they live as the framework has them live.
