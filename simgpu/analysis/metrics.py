@@ -18,7 +18,7 @@ from simgpu.analysis.compression import Compression
 from simgpu.analysis.power import Power
 from simgpu.hardware.spec import DEVICE, Duplex, MemoryLink
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
-from simgpu.timeline.streams import OWN_ENGINES, engine_ends
+from simgpu.timeline.streams import engine_ends
 
 
 class MetricRow(NamedTuple):
@@ -77,8 +77,9 @@ class Metrics:
 
     @property
     def link_bytes(self) -> int:
-        """Bytes over the GPUs' own links, both directions together."""
-        return sum(self.copied_bytes[engine] for engine in OWN_ENGINES)
+        """Bytes that the GPUs copy to and from all other memories, both directions together."""
+        ends = {name: engine_ends(name) or () for name in self.copied_bytes}
+        return sum(size for name, size in self.copied_bytes.items() if DEVICE in ends[name])
 
     def rows(self) -> tuple[MetricRow, ...]:
         """All numbers in a fixed order, for tables and JSON; what is infinite or absent has the value None."""

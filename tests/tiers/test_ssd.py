@@ -298,6 +298,16 @@ def test_who_copies_to_the_host_alone_runs_as_without_an_ssd(policy: str) -> Non
     assert plain.notes == with_ssd.notes
 
 
+def test_transfers_in_tables_are_those_of_all_links_of_the_gpu() -> None:
+    base = replace(node(), gpu=GpuSpec("gpu", 850), host=HostSpec(pinned_memory=0))
+    where = replace(base, more_memories=(MemorySpec(SSD, "SSD"),), more_links=(DIRECT,))
+    trace = chain([5, 7, 9, 9], [10, 14, 18, 18], [100, 200, 300, 400])
+    metrics = simulate(trace, where, "lru").metrics
+    assert metrics.link_bytes == metrics.copied_bytes["device2ssd"] + metrics.copied_bytes["ssd2device"] > 0
+    # What moves between other memories is not the GPU's.
+    assert simulate(CHAIN, NODE, Spill()).metrics.link_bytes == 600
+
+
 def test_a_run_says_how_many_steps_an_ssd_lasts() -> None:
     where = replace(NODE, more_memories=(replace(NODE.more_memories[0], endurance=10**6),))
     assert "writes 300 B a step to ssd, whose 976.6 KiB last 3,333 steps" in simulate(CHAIN, where, Spill()).notes
