@@ -90,6 +90,13 @@ def test_compiled_parts_run_as_planned_with_code_of_torchinductor(offload: bool)
     expect_agreement("compiled", 0.3, offload)
 
 
+def test_without_a_plan_what_several_runs_of_backward_read_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"are saved for more than one run of backward \(retain_graph=True\), and stay"
+    ):
+        simgpu.plan(recorded(backward_twice()), NODE, 1024)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.3, 0.6, 0.9])
