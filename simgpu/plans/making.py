@@ -110,9 +110,7 @@ def no_plan(least: int, trace: Trace, budget: int, why_none: str = "") -> InputE
     if why_none:
         what += f"; no module can run again, because it {why_none}"
     if reread := sum(trace.block_by_id[b].bytes for b in {row.block for row in trace.saved if row.is_reread}):
-        what += (
-            f"; {format_bytes(reread)} are saved for more than one run of backward (retain_graph=True), and stay from the "
-            "first one on"
-        )
+        runs = "more than one run of backward (retain_graph=True)"
+        what += f"; {format_bytes(reread)} are saved for {runs}, and stay from the first one on"
     remedy = "a plan moves saved tensors only: give more memory, a smaller batch, or fewer bytes of weights and states"
     return InputError.single(trace.name or trace.info.model, "budget", what, remedy)
