@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -124,6 +125,18 @@ def test_no_policy_that_only_recomputes_is_faster(share: float) -> None:
         except OutOfMemoryError:
             continue
         assert best <= other.iteration_ns
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_joint_with_recomputation_alone_reaches_it_on_chains(seed: int) -> None:
+    """On a link of a byte a second."""
+    draw = Random(seed)
+    numbers = [[draw.randint(*ends) for _ in range(12)] for ends in ((5, 50), (10, 100), (50, 400))]
+    trace, slow = chain(*numbers), LinkSpec("link", 1, 1)
+    peak = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    for share in (0.9, 0.75, 0.6):
+        node = replace(node_of(int(peak * share)), link=slow)
+        assert simulate(trace, node, "joint").iteration_ns == simulate(trace, node, "checkmate").iteration_ns
 
 
 def test_a_longer_iteration_is_scheduled_in_groups_and_says_so() -> None:
