@@ -127,6 +127,7 @@ def test_no_policy_that_only_recomputes_is_faster(share: float) -> None:
         assert best <= other.iteration_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_joint_with_recomputation_alone_reaches_it_on_chains(seed: int) -> None:
     """On a link of a byte a second."""
