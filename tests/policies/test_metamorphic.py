@@ -53,27 +53,33 @@ def node_of(rate: int) -> NodeSpec:
 
 
 def check(points: int, policies: dict[str, Choice]) -> None:
+    networks = st.one_of(chains(), trainings(max_layers=6))
+    shares, rates = st.sampled_from([0.4, 0.6, 0.8, 0.9, 1.0, 1.1]), st.sampled_from([10**8, 10**9, 10**10])
     seen: Counter[str] = Counter()
-    networks, rates = st.one_of(chains(), trainings(max_layers=6)), st.sampled_from([10**8, 10**9, 10**10])
 
-    @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=points)
-    @given(networks, st.sampled_from(sorted(policies)), st.floats(0.3, 1.2), rates)
-    def point(trace: Trace, label: str, share: float, rate: int) -> None:
-        (policy, parameters), peak = policies[label], simulate(trace, node_of(rate), "none").metrics.device_peak_bytes
-        budget = max(int(peak * share), 1)
-        try:
-            result = simulate(trace, node_of(rate), policy, parameters=parameters, budget=budget)
-        except (InputError, OutOfMemoryError):
-            return
-        seen[label] += 1
-        if policy != "modnn":  # it chooses other algorithms, and splits the batch
-            assert result.iteration_ns >= result.ideal_ns
-        assert result.metrics.device_peak_bytes <= budget
-        if label in STATIC:
-            faster = simulate(trace, node_of(2 * rate), policy, parameters=parameters, budget=budget)
-            assert faster.iteration_ns <= result.iteration_ns
+    def check_of(label: str) -> None:
+        policy, parameters = policies[label]
 
-    point()
+        @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=max(points // len(policies), 20))
+        @given(networks, shares, rates)
+        def point(trace: Trace, share: float, rate: int) -> None:
+            budget = max(int(simulate(trace, node_of(rate), "none").metrics.device_peak_bytes * share), 1)
+            try:
+                result = simulate(trace, node_of(rate), policy, parameters=parameters, budget=budget)
+            except (InputError, OutOfMemoryError):
+                return
+            seen[label] += 1
+            if policy != "modnn":  # it chooses other algorithms, and splits the batch
+                assert result.iteration_ns >= result.ideal_ns
+            assert result.metrics.device_peak_bytes <= budget
+            if label in STATIC:
+                faster = simulate(trace, node_of(2 * rate), policy, parameters=parameters, budget=budget)
+                assert faster.iteration_ns <= result.iteration_ns
+
+        point()
+
+    for label in policies:
+        check_of(label)
     assert set(policies) <= set(seen)
 
 
