@@ -14,6 +14,8 @@ from simgpu.units import format_bytes, format_time
 #: A bound that is missed by less than this part counts as reached.
 _REACHED = 0.0005
 _NUMBER = re.compile(r"[0-9]+")
+#: Modules of a pattern with several numbers that are listed by their paths.
+_LISTED = 3
 
 
 def summary(plan: Plan) -> list[str]:
@@ -77,8 +79,7 @@ def _recomputed(modules: Sequence[RecomputedModule], calls: Mapping[str, int]) -
     for (module, keeps), numbers in own.items():
         groups[_NUMBER.sub("*", module), _calls(numbers, calls[module]), keeps].append(module)
     for (pattern, which, keeps), members in groups.items():
-        name = "the model" if pattern == WHOLE else pattern
-        yield f"recompute {name}{_numbers(pattern, members)}{which}{keeps}"
+        yield f"recompute {_named(pattern, members)}{which}{keeps}"
 
 
 def _calls(numbers: Sequence[int], count: int) -> str:
@@ -105,7 +106,7 @@ def _of_graph(graph: CompiledGraph) -> Iterable[str]:
         text = ", ".join(op if count == 1 else f"{count} {op}" for op, count in sorted(counts.items()))
         groups[_NUMBER.sub("*", module), text].append(module)
     for (pattern, text), members in groups.items():
-        yield f"in {pattern or 'the model'}{_numbers(pattern, members)} run again {text}"
+        yield f"in {_named(pattern, members)} run again {text}"
     yield "save all else that backward needs"
 
 
@@ -117,18 +118,25 @@ def _offloaded(tensors: Sequence[OffloadedTensor]) -> Iterable[str]:
     for each in blocks.values():
         groups[_NUMBER.sub("*", each.module)].append(each)
     for pattern, members in groups.items():
-        size, where = format_bytes(sum(each.bytes for each in members)), _numbers(pattern, [e.module for e in members])
+        size, where = format_bytes(sum(each.bytes for each in members)), _named(pattern, [e.module for e in members])
         count = f"{len(members)} blocks" if len(members) > 1 else "a block"
-        yield f"offload {count} saved by {pattern or 'the model'}{where}, {size}"
+        yield f"offload {count} saved by {where}, {size}"
 
 
-def _numbers(pattern: str, modules: Sequence[str]) -> str:
-    """The numbers in the modules' paths, where there is one in each."""
-    if pattern.count("*") != 1:
-        count = len(set(modules))
-        return f" ({count} modules)" if count > 1 else ""
-    numbers = sorted({int(number) for each in modules for number in _NUMBER.findall(each)})
-    return f" ({ranges(numbers)})"
+def _named(pattern: str, modules: Sequence[str]) -> str:
+    """The modules of a pattern in words: one by its path, several by their numbers, or by how many they are.
+
+    >>> _named("blocks.*", ["blocks.3"]), _named("blocks.*", ["blocks.3", "blocks.4"]), _named("", [""])
+    ('blocks.3', 'blocks.* (3-4)', 'the model')
+    >>> _named("*.experts.*", ["0.experts.1", "1.experts.0"])
+    '0.experts.1, 1.experts.0'
+    """
+    own = list(dict.fromkeys(modules))
+    if len(own) == 1:
+        return "the model" if own[0] in ("", WHOLE) else own[0]
+    if pattern.count("*") == 1:
+        return f"{pattern} ({ranges(sorted({int(number) for each in own for number in _NUMBER.findall(each)}))})"
+    return ", ".join(own) if len(own) <= _LISTED else f"{pattern} ({len(own)} modules)"
 
 
 def ranges(numbers: Sequence[int]) -> str:
