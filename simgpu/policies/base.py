@@ -175,6 +175,13 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
+def require_undivided(graph: TaskGraph, policy: str) -> None:
+    """Raises `InputError` for a batch that is split into micro-batches."""
+    if len(graph.rounds) > 1:
+        what = f"the batch is split into micro-batches, and {policy} is for an undivided iteration"
+        raise InputError.single(graph.trace.name, "batch", what, "choose another policy inside")
+
+
 def require_one_stream(graph: TaskGraph, policy: str) -> None:
     """Raises `InputError` for a trace with several compute streams."""
     streams = graph.compute_streams

@@ -66,26 +66,27 @@ class _Offloading(Quiet):
             return
         if self._drain and kernel == self._turn:
             yield from (Wait(b) for b in sorted(self._chosen))
-        for b in self._ahead(kernel):
-            if any(b in there for there in view.away.values()) and not view.here[b] and not view.busy[b]:
-                if view.sizes[b] > view.free - self._largest:
-                    return
-                yield Fetch(b)
+        for b in self._ahead(view, kernel):
+            if view.sizes[b] > view.free - self._largest:
+                return
+            yield Fetch(b)
 
     def short(self, view: View, need: int) -> Iterator[Decision]:
         blocks = view.candidates()
         return evicted(view, blocks[np.argsort(view.last_use_ns[blocks], kind="stable")], need)
 
-    def _ahead(self, kernel: int) -> Iterator[int]:
-        for used in self._used[kernel + 1 :]:
-            yield from (b for b in used if b in self._chosen)
+    def _ahead(self, view: View, kernel: int) -> list[int]:
+        """The chosen blocks that are away, in the order of their uses after a kernel."""
+        away = self._chosen.intersection(set().union(*view.away.values()))
+        uses = [(view.graph.next_use(b, kernel), b) for b in away if not view.here[b] and not view.busy[b]]
+        return [b for _, _, b in sorted((k, self._used[k].index(b), b) for k, b in uses if k is not None)]
 
     def _choose(self, view: View) -> None:
         graph, sizes = self._graph, view.graph.sizes
-        passing = [b for b, birth in enumerate(graph.births) if birth is not None and birth >= 0]
-        self._largest = max(sum(sizes[b] for b in used if b in set(passing)) for used in self._used)
+        passing = {b for b, birth in enumerate(graph.births) if birth is not None and birth >= 0}
+        self._largest = max(sum(sizes[b] for b in used if b in passing) for used in self._used)
         line = view.free - max(sum(sizes[b] for b in used) for used in self._used)
-        saved = [b for b in passing if graph.uses[b] and graph.uses[b][0] < self._turn <= graph.uses[b][-1]]
+        saved = [b for b in sorted(passing) if graph.uses[b] and graph.uses[b][0] < self._turn <= graph.uses[b][-1]]
         total = sum(sizes[b] for b in saved)
         for b in sorted(saved, key=lambda each: graph.uses[each][0]):
             if total < line:

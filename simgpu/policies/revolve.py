@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import comb
 
 from simgpu.errors import InputError
-from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
 from simgpu.policies.common.node_schedule import Kept, NodeSchedule, written
 from simgpu.policies.common.nodes import Nodes, groups_of
 from simgpu.program.instructions import Program
@@ -38,9 +38,7 @@ class Revolve(Policy):
         split batch."""
         graph = context.graph
         require_one_stream(graph, self.name)
-        if len(graph.rounds) > 1:
-            what = f"the batch is split into micro-batches, and {self.name} schedules an undivided iteration"
-            raise InputError.single(graph.trace.name, "batch", what, "choose another policy inside")
+        require_undivided(graph, self.name)
         for name, value in (("snapshots", self.snapshots), ("groups", self.groups - 1)):
             if value < 0:
                 raise InputError.single("", f"parameters.{name}", "the number is too small", "give a larger one")

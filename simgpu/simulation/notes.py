@@ -160,15 +160,15 @@ def on_endurance(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str
     graph: with the program's transforms.
     """
     notes = []
-    for memory in node.memories:
+    for name, limit in [(each.name, each.endurance) for each in node.memories if each.endurance is not None]:
         written = sum(
-            segment.repeat * sum(graph.copy_sizes[each.copied] for each in code if _writes(each, memory.name))
+            segment.repeat * sum(graph.copy_sizes[each.copied] for each in code if _writes(each, name))
             for segment in program.segments
             for code in segment.streams.values()
         )
-        if written and memory.endurance is not None:
-            steps, limit = memory.endurance // written, format_bytes(memory.endurance)
-            notes.append(f"writes {format_bytes(written)} a step to {memory.name}, whose {limit} last {steps:,} steps")
+        if written:
+            size, steps = format_bytes(limit), limit // written
+            notes.append(f"writes {format_bytes(written)} a step to {name}, whose {size} last {steps:,} steps")
     return notes
 
 

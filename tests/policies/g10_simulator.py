@@ -1,7 +1,7 @@
 """What the simulator of G10 does with pages, without its code: so differences to it can be traced to single rules.
 
-Pages leave in the order in which they came. Nothing gives memory back when the framework frees it, unless `frees`: what
-is freed stays until it is its turn, and is copied out like everything else, or, with DeepUM, dropped.
+Pages leave in the order in which they came. What the framework frees is not released, unless `frees`: it
+stays until it is its turn, and is copied out like everything else, or, with DeepUM, dropped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pages:
         self.parts.extendleft(reversed(kept))
 
     def drop(self, b: int) -> None:
-        """A block's memory is given back."""
+        """A block's memory is released."""
         self.free += self.here.pop(b, 0)
         self.parts = deque(part for part in self.parts if part[0] != b)
 

@@ -88,7 +88,7 @@ def test_no_schedule_is_faster(trace: Trace, data: st.DataObject) -> None:
         return
     assert result.iteration_ns == expected
     assert result.metrics.device_peak_bytes <= budget
-    assert result.notes[-1].startswith("the fastest schedule of its groups")
+    assert result.notes[-1].startswith("no schedule of whole groups is faster")
 
 
 @given(repeatable_traces(), st.integers(1, 12), st.sampled_from(["optimal", "rounding"]), st.data())

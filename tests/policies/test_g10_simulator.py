@@ -60,7 +60,7 @@ def test_flashneuron_writes_as_much_and_is_as_fast(bert: Trace) -> None:
     assert of(bert, "flashneuron", drain=False).iteration_ns < 0.9 * FLASHNEURON
 
 
-def test_lru_of_the_simulator_never_gives_memory_back(bert: Trace) -> None:
+def test_lru_of_the_simulator_never_releases_what_is_freed(bert: Trace) -> None:
     """With that rule its time and traffic are reached; without it, memory is that of `lru`, and nearly its time."""
     graph = TaskGraph.of(bert)
     kept, freed = (Simulated(graph, NODE.budget, frees=frees).run() for frees in (False, True))

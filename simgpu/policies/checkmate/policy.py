@@ -27,7 +27,7 @@ from simgpu.errors import InputError
 from simgpu.graph.functional import Functional
 from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
-from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
 from simgpu.policies.checkmate.program import CheckmateProgram
 from simgpu.policies.common.node_schedule import NodeSchedule, written
 from simgpu.policies.common.nodes import Nodes, groups_of
@@ -65,9 +65,7 @@ class Checkmate(Policy):
         without SciPy."""
         graph = context.graph
         require_one_stream(graph, self.name)
-        if len(graph.rounds) > 1:
-            what = f"the batch is split into micro-batches, and {self.name} schedules an undivided iteration"
-            raise InputError.single(graph.trace.name, "batch", what, "choose another policy inside")
+        require_undivided(graph, self.name)
         if self.groups < 1:
             raise InputError.single("", "parameters.groups", f"{self.groups} is less than 1", "give 1 or more groups")
         fitting = []
@@ -137,5 +135,5 @@ def _program(graph: TaskGraph, transforms: Sequence[Transform], nodes: Nodes, sc
 
 def _distance(answer: _Answer) -> str:
     over = answer.time_ns / answer.bound_ns - 1 if answer.bound_ns else 0.0
-    best = "the fastest schedule of its groups" if over < 1e-9 else f"at most {over:.2%} over the fastest schedule"
+    best = "no schedule of whole groups is faster" if over < 1e-9 else f"at most {over:.2%} over the fastest schedule"
     return f"{best}; lower bound {format_time(answer.bound_ns)}"

@@ -10,13 +10,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
 from simgpu.online.conductor import Conductor
 from simgpu.online.decisions import Decider, Decision, Evict
 from simgpu.online.view import Flight, Ints, View
-from simgpu.policies.base import PlanContext, Policy, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, require_one_stream, require_undivided
 from simgpu.program.instructions import Program
 
 
@@ -42,9 +41,7 @@ class OnlinePolicy(Policy):
     def plan(self, context: PlanContext) -> Program:
         """What happened in an iteration, as a program."""
         require_one_stream(context.graph, self.name)
-        if len(context.graph.rounds) > 1:
-            what = f"the batch is split into micro-batches, and {self.name} decides for an undivided iteration"
-            raise InputError.single(context.graph.trace.name, "batch", what, "choose another policy inside")
+        require_undivided(context.graph, self.name)
         graph = transformed(context.graph, self.transforms)
         conductor = Conductor(
             graph,
