@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its extra 'calibrate'")
 
-from simgpu.errors import OutOfMemoryError
+from simgpu.errors import MissingExtraError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
+from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Kernel, Trace
 from tests.semantics.random_traces import repeatable_traces
 
@@ -125,6 +127,24 @@ def test_no_policy_that_only_recomputes_is_faster(share: float) -> None:
         except OutOfMemoryError:
             continue
         assert best <= other.iteration_ns
+
+
+@pytest.mark.slow
+def test_kernels_that_only_count_do_not_keep_a_layer_from_running_again() -> None:
+    """Of a recorded network: batch normalization counts its batches, which nothing else reads."""
+    trace = load_trace("resnet20-cifar-cpu")
+    peak = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    result = simulate(trace, node_of(int(peak * 0.8)), "checkmate")
+    assert any(note.startswith("scheduled in 32 groups") for note in result.notes)
+    assert result.ideal_ns < result.iteration_ns < 1.15 * result.ideal_ns
+
+
+def test_without_scipy_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "scipy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(MissingExtraError, match=r"policy checkmate.*calibrate"):
+        simulate(chain([5] * 4, [9] * 4, [100] * 4), node_of(400), "checkmate")
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ class CheckmateProgram:
         return None if found is None else KeptValues(self._kept(found, threshold), self._bound(found))
 
     def _solved(self, is_relaxed: bool) -> Optimum | None:
+        require_scipy("policy checkmate")
         from scipy.sparse import csr_array
 
-        require_scipy("policy checkmate")
         self.columns, self.rows = {}, []
         for t in range(len(self.nodes.groups)):
             self._stage(t)

@@ -105,6 +105,8 @@ class Nodes:
         """The kernel before which all kernels of a node can run again. found, until: of the nodes before it."""
         recomputation, limits = self.recomputation, [NEVER]
         for k in self.groups[n]:
+            if not recomputation.ancestry.outputs[k]:
+                continue  # it only counts batches, say, and is left out
             if not recomputation.ancestry.repeatable(k):
                 return -1
             limits += [recomputation.until[b] for b in recomputation.ancestry.outputs[k]]
