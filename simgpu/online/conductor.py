@@ -21,6 +21,7 @@ import numpy as np
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import DEVICE, NodeSpec
+from simgpu.memory.pool import aligned
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
 from simgpu.online.memory import OnlineMemory
 from simgpu.online.recomputation import Recomputation
@@ -66,7 +67,7 @@ class Conductor:
             graph=graph,
             node=node,
             budget=budget,
-            sizes=np.array(graph.sizes, dtype=np.int64),
+            sizes=np.array([aligned(size, node.gpu.alignment) for size in graph.sizes], dtype=np.int64),
             costs_ns=self.recomputation.costs_ns,
             can_drop=self.recomputation.can_drop,
             here=np.zeros(count, dtype=np.bool_),
@@ -76,6 +77,7 @@ class Conductor:
             free=budget,
             away={memory.name: set() for memory in others},
             room={memory.name: memory.capacity for memory in others},
+            alignments={memory.name: memory.alignment for memory in others},
             sees_future=sees_future,
         )
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
@@ -109,7 +111,7 @@ class Conductor:
     def _begin(self, lasting: list[int]) -> None:
         """What is persistent is there; what of it is freed in mid-iteration gets its initial value."""
         view, memory, there = self.view, self.memory, [*lasting, *self._reinitialized]
-        view.free -= sum(self.graph.sizes[b] for b in there)
+        view.free -= int(view.sizes[there].sum())
         if view.free < 0:
             raise memory.out_of_memory("what is persistent, before the first kernel,", view.budget - view.free)
         if self._reinitialized:
@@ -287,10 +289,7 @@ class Conductor:
             return "" if view.can_drop[b] else "it cannot be recomputed"
         if decision.to not in view.away or not memory.lanes.links(DEVICE, decision.to):
             return f"no link goes to memory {decision.to!r}"
-        room = view.room[decision.to]
-        if b not in view.away[decision.to] and room is not None and room < self.graph.copy_sizes[b]:
-            return f"{decision.to} memory has no room for it"
-        return ""
+        return "" if view.has_room(decision.to, b) else f"{decision.to} memory has no room for it"
 
     def _text(self, decision: Decision) -> str:
         blocks, kernels, k = self.graph.blocks, self.graph.kernels, self.view.kernel

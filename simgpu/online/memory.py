@@ -139,7 +139,7 @@ class OnlineMemory:
                     there.discard(b)
                     self.order(b)
                     self.compute.release((b,), memory)
-                    self._grow(memory, self.view.graph.copy_sizes[b])
+                    self._grow(memory, self.view.bytes_in(memory, b))
 
     def order(self, b: int) -> None:
         """Lets the compute stream come after a copy of a block that has ended."""
@@ -175,7 +175,7 @@ class OnlineMemory:
         code.copy(b, DEVICE, to)
         code.release((b,))
         code.signal(done)
-        self._grow(to, -size)
+        self._grow(to, -self.view.bytes_in(to, b))
         self._leaves(b)
         self.departing[b] = done
         self.view.leaving += int(self.view.sizes[b])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
+from simgpu.memory.pool import aligned
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -33,12 +34,13 @@ class View:
     """The iteration as far as it has run. Arrays have one entry for each block.
 
     now_ns: the clock. kernel: the next kernel of the trace. free: bytes of device memory that nothing holds; leaving:
-    bytes that copies under way give back. sizes: bytes of device memory. last_use_ns: when a kernel that used the block
-    began, or when it was made. costs_ns: the time of the kernels that make it. here: which blocks have their value in
-    device memory. busy: which of them may not leave now, because a kernel or a copy is about to use them. since: a
-    number that grows each time when a block becomes free to leave. can_drop: which blocks can be recomputed whenever a
-    kernel needs them. away: by memory, the blocks whose values are there. room: by memory, the bytes that are free
-    there, None without a limit. flights: copies under way. sees_future: whether next uses may be asked for.
+    bytes that copies under way give back. sizes: bytes of device memory, padding counted. last_use_ns: when a kernel
+    that used the block began, or when it was made. costs_ns: the time of the kernels that make it. here: which blocks
+    have their value in device memory. busy: which of them may not leave now, because a kernel or a copy is about to use
+    them. since: a number that grows each time when a block becomes free to leave. can_drop: which blocks can be
+    recomputed whenever a kernel needs them. away: by memory, the blocks whose values are there. room: by memory, the
+    bytes that are free there, None without a limit. alignments: of the memories. flights: copies under way.
+    sees_future: whether next uses may be asked for.
     """
 
     graph: TaskGraph
@@ -57,6 +59,7 @@ class View:
     leaving: int = 0
     away: dict[str, set[int]] = field(default_factory=dict)
     room: dict[str, int | None] = field(default_factory=dict)
+    alignments: dict[str, int] = field(default_factory=dict)
     flights: list[Flight] = field(default_factory=list)
     sees_future: bool = False
 
@@ -70,12 +73,16 @@ class View:
 
         None where there is none.
         """
-        size = self.graph.copy_sizes[block]
-        for memory in self.node.next_to_device:
-            room = self.room[memory]
-            if block in self.away[memory] or room is None or room >= size:
-                return memory
-        return None
+        return next((memory for memory in self.node.next_to_device if self.has_room(memory, block)), None)
+
+    def has_room(self, memory: str, block: int) -> bool:
+        """Whether a memory has a block's value, or room for it."""
+        room = self.room[memory]
+        return block in self.away[memory] or room is None or room >= self.bytes_in(memory, block)
+
+    def bytes_in(self, memory: str, block: int) -> int:
+        """What a block takes in another memory, padding counted."""
+        return aligned(self.graph.copy_sizes[block], self.alignments[memory])
 
     def next_use(self, block: int) -> int:
         """The next kernel of the trace that uses a block, `NEVER` if none does.

@@ -59,8 +59,7 @@ class _Offloading(Quiet):
             self._choose(view)
         to = next((memory for memory in view.node.next_to_device if memory != HOST), HOST)
         for b in self._leaving[kernel]:
-            room = view.room[to]
-            if view.here[b] and not view.busy[b] and (room is None or room >= self._graph.copy_sizes[b]):
+            if view.here[b] and not view.busy[b] and view.has_room(to, b):
                 yield Evict(b, to)
         if kernel < self._turn:
             return
@@ -82,7 +81,7 @@ class _Offloading(Quiet):
         return [b for _, _, b in sorted((k, self._used[k].index(b), b) for k, b in uses if k is not None)]
 
     def _choose(self, view: View) -> None:
-        graph, sizes = self._graph, view.graph.sizes
+        graph, sizes = self._graph, view.sizes.tolist()
         passing = {b for b, birth in enumerate(graph.births) if birth is not None and birth >= 0}
         self._largest = max(sum(sizes[b] for b in used if b in passing) for used in self._used)
         line = view.free - max(sum(sizes[b] for b in used) for used in self._used)

@@ -42,7 +42,7 @@ class Revolve(Policy):
         for name, value in (("snapshots", self.snapshots), ("groups", self.groups - 1)):
             if value < 0:
                 raise InputError.single("", f"parameters.{name}", "the number is too small", "give a larger one")
-        nodes = Nodes(graph, groups_of(graph, self.groups))
+        nodes = Nodes(graph, groups_of(graph, self.groups), context.node.gpu.alignment)
         layers = layers_of(nodes)
         if self.snapshots:
             schedule, count = NodeSchedule.of(nodes, _kept(nodes, layers, self.snapshots)), self.snapshots

@@ -35,12 +35,12 @@ SLOW: list[OnlinePolicy] = [Dtr(heuristic=each) for each in ("dtr", "local", "ms
 CHAIN = chain([10] * 6, [20] * 6, [100] * 6)
 
 
-def node_of(memory: int, pinned: int | None = None) -> NodeSpec:
+def node_of(memory: int, pinned: int | None = None, alignment: int = 1) -> NodeSpec:
     """With an SSD that has a link of its own, so that no link is shared, and a host of so much pinned memory."""
     ssd = MemoryLink((DEVICE, "ssd"), "wire", (5 * 10**8, 5 * 10**8), latency_ns=3)
     return NodeSpec(
         "bench",
-        GpuSpec("gpu", memory),
+        GpuSpec("gpu", memory, alignment=alignment),
         LinkSpec("link", 10**9, 10**9),
         HostSpec(pinned_memory=pinned),
         more_memories=(MemorySpec("ssd", "SSD"),),
@@ -48,12 +48,10 @@ def node_of(memory: int, pinned: int | None = None) -> NodeSpec:
     )
 
 
-def conducted(trace: Trace, policy: OnlinePolicy, budget: int, pinned: int | None = None) -> Conductor:
+def conducted(trace: Trace, policy: OnlinePolicy, node: NodeSpec) -> Conductor:
     graph = transformed(TaskGraph.of(trace), policy.transforms)
     decider = policy.decider(graph)
-    return Conductor(
-        graph, node_of(budget, pinned), budget, decider, frees=policy.frees, sees_future=policy.clairvoyant
-    )
+    return Conductor(graph, node, node.budget, decider, frees=policy.frees, sees_future=policy.clairvoyant)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +63,16 @@ def conducted(trace: Trace, policy: OnlinePolicy, budget: int, pinned: int | Non
 @given(data=st.data())
 def test_the_clock_of_the_decisions_is_that_of_the_machine(policy: OnlinePolicy, data: st.DataObject) -> None:
     trace: Trace = data.draw(st.one_of(traces(), repeatable_traces()))
-    most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    alignment = data.draw(st.sampled_from([1, 64]))
+    most = simulate(trace, node_of(10**9, alignment=alignment), "none").metrics.device_peak_bytes
     budget, pinned = data.draw(st.integers(most // 4, most)), data.draw(st.one_of(st.none(), st.integers(0, most)))
-    conductor = conducted(trace, policy, budget, pinned)
+    node = node_of(budget, pinned, alignment)
+    conductor = conducted(trace, policy, node)
     try:
         conductor.run()
     except OutOfMemoryError:
         assume(False)
-    result = simulate(trace, node_of(budget, pinned), policy, budget=budget)
+    result = simulate(trace, node, policy)
     assert result.iteration_ns == conductor.view.now_ns
     assert result.metrics.device_peak_bytes <= budget and result.steady
 
@@ -150,7 +150,7 @@ def at(kernel: int, *decisions: Decision) -> Scripted:
 )
 def test_an_illegal_decision_is_refused_with_what_led_to_it(policy: Scripted, message: str) -> None:
     with pytest.raises(ProgramError, match=message.replace("(", r"\(")):
-        conducted(CHAIN, policy, 10**6).run()
+        conducted(CHAIN, policy, node_of(10**6)).run()
 
 
 def test_a_block_that_is_fetched_early_costs_no_time() -> None:
@@ -161,7 +161,7 @@ def test_a_block_that_is_fetched_early_costs_no_time() -> None:
     late = at(2, Evict(1))
     times = []
     for policy in (early, late):
-        conductor = conducted(trace, policy, 10**6)
+        conductor = conducted(trace, policy, node_of(10**6))
         conductor.run()
         times.append(conductor.view.now_ns)
     assert times == [1200, 1300]
@@ -170,7 +170,7 @@ def test_a_block_that_is_fetched_early_costs_no_time() -> None:
 def test_only_a_clairvoyant_policy_sees_the_future() -> None:
     asking = Scripted(before=lambda view, k: [Drop(view.next_use(0))])
     with pytest.raises(ProgramError, match="not declared clairvoyant"):
-        conducted(CHAIN, asking, 10**6).run()
+        conducted(CHAIN, asking, node_of(10**6)).run()
 
 
 def test_the_policy_hears_of_copies_that_ended() -> None:

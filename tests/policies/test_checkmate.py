@@ -23,8 +23,8 @@ from simgpu.trace.model import Kernel, Trace
 from tests.semantics.random_traces import repeatable_traces
 
 
-def node_of(memory: int) -> NodeSpec:
-    return NodeSpec("bench", GpuSpec("gpu", memory), LinkSpec("link", 10**9, 10**9))
+def node_of(memory: int, alignment: int = 1) -> NodeSpec:
+    return NodeSpec("bench", GpuSpec("gpu", memory, alignment=alignment), LinkSpec("link", 10**9, 10**9))
 
 
 def fastest(graph: TaskGraph, budget: int) -> int | None:
@@ -99,11 +99,14 @@ def test_every_schedule_is_a_program_within_the_budget(
     trace: Trace, groups: int, method: str, data: st.DataObject
 ) -> None:
     """With changes in place, several results, kernels that cannot run again; `simulate` verifies each program."""
-    most = simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes
+    alignment = data.draw(st.sampled_from([1, 64]))
+    most = simulate(trace, node_of(10**9, alignment), "none").metrics.device_peak_bytes
     budget = data.draw(st.integers(most // 3, most))
+    parameters = {"groups": groups, "method": method}
     try:
-        result = simulate(trace, node_of(budget), "checkmate", parameters={"groups": groups, "method": method})
+        result = simulate(trace, node_of(budget, alignment), "checkmate", parameters=parameters)
     except OutOfMemoryError:
+        assert budget < most
         return
     assert result.metrics.device_peak_bytes <= budget
     assert result.iteration_ns >= result.ideal_ns and not any(result.metrics.copied_bytes.values())

@@ -22,7 +22,7 @@ def memories(draw: st.DrawFn) -> DeviceMemory:
     ns = draw(st.sampled_from([1, 2**59, 2**62]))
     sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=9))
     some = st.sets(st.integers(0, len(sizes) - 1))
-    out_ns = {b: ns * draw(st.integers(0, 9)) for b in range(len(sizes))}
+    out_ns = {b: ns * draw(st.integers(1, 9)) for b in range(len(sizes))}
     graph = SimpleNamespace(sizes=sizes, copy_sizes=[draw(st.integers(1, size)) for size in sizes])
     tasks = cast("Tasks", cast("Any", SimpleNamespace(graph=graph, sizes=sizes, out_ns=out_ns)))
     memory = DeviceMemory(tasks, AddressedPool(sum(sizes) + draw(st.integers(0, 4))))

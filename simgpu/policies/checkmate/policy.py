@@ -79,13 +79,13 @@ class Checkmate(Policy):
             best = min(fitting, key=lambda each: each.time_ns)
             return replace(best.program, notes=(*best.program.notes, _distance(best)))
         # What needs least memory shows which kernel cannot run.
-        nodes = Nodes(graph, groups_of(graph, self.groups))
+        nodes = Nodes(graph, groups_of(graph, self.groups), context.node.gpu.alignment)
         return _program(graph, (), nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
 
     def _answer(self, graph: TaskGraph, transforms: tuple[Transform, ...], context: PlanContext) -> _Answer | None:
         """The fastest schedule that was found for a graph; None where none fits."""
         changed = transformed(graph, transforms)
-        nodes = Nodes(changed, groups_of(changed, self.groups))
+        nodes = Nodes(changed, groups_of(changed, self.groups), context.node.gpu.alignment)
         context.progress(f"scheduling {len(nodes.groups)} groups of {len(changed.kernels)} kernels")
         found = _first_fitting(nodes, context.budget, self.method)
         if found is None:

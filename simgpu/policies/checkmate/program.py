@@ -122,7 +122,7 @@ class CheckmateProgram:
 
     def _memory(self, t: int, running: list[int]) -> None:
         """Memory within the budget while each node of a stage runs; all in parts of the budget."""
-        nodes, sizes, budget = self.nodes, self.nodes.graph.sizes, max(self.budget, 1)
+        nodes, sizes, budget = self.nodes, self.nodes.sizes, max(self.budget, 1)
         used: defaultdict[int, float] = defaultdict(float)
         for b in nodes.maker:
             if (kept := self._keeps(t, b)) is not None:

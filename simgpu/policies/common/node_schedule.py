@@ -54,7 +54,7 @@ class NodeSchedule:
 
     def peak(self) -> int:
         """Bytes of device memory, at most."""
-        nodes, sizes = self.nodes, self.nodes.graph.sizes
+        nodes, sizes = self.nodes, self.nodes.sizes
         there: set[int] = set()
         most = 0
         for t, n, again, frees in self.steps:

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.memory.pool import aligned
 from simgpu.online.recomputation import Recomputation
 from simgpu.online.view import NEVER
 from simgpu.program.lifetimes import Lifetimes, lifetimes
@@ -62,10 +63,16 @@ class KernelRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Nodes:
-    """The groups as nodes, numbered in order."""
+    """The groups as nodes, numbered in order. alignment: bytes that the size of each block is rounded up to."""
 
     graph: TaskGraph
     groups: list[range]
+    alignment: int = 1
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of each block, padding counted."""
+        return [aligned(size, self.alignment) for size in self.graph.sizes]
 
     @cached_property
     def recomputation(self) -> Recomputation:
@@ -164,7 +171,7 @@ class Nodes:
     @cached_property
     def fixed(self) -> list[int]:
         """Bytes of fixed blocks before each node runs for the first time, and at the end."""
-        sizes, births, deaths = self.graph.sizes, self.lifetimes.births, self.lifetimes.deaths
+        sizes, births, deaths = self.sizes, self.lifetimes.births, self.lifetimes.deaths
         now = sum(sizes[b] for b, birth in enumerate(self.graph.births) if birth is not None and birth < 0)
         result = []
         for group in self.groups:
@@ -176,7 +183,7 @@ class Nodes:
 
     def first_peak(self, n: int) -> int:
         """Bytes while a node runs for the first time: fixed blocks, and its own values."""
-        sizes, births, deaths = self.graph.sizes, self.lifetimes.births, self.lifetimes.deaths
+        sizes, births, deaths = self.sizes, self.lifetimes.births, self.lifetimes.deaths
         now, most = self.fixed[n], 0
         for k in self.groups[n]:
             now += sum(sizes[b] for b in births[k])
@@ -188,9 +195,9 @@ class Nodes:
         """Bytes that a node takes at most while it runs again, when node `before` is to run next."""
         most = now = 0
         for run in self.rerun(n, before, frozenset()):
-            now += sum(self.graph.sizes[b] for b in run.takes)
+            now += sum(self.sizes[b] for b in run.takes)
             most = max(most, now)
-            now -= sum(self.graph.sizes[b] for b in run.gives)
+            now -= sum(self.sizes[b] for b in run.gives)
         return most
 
     def rerun(self, n: int, before: int, values: Collection[int]) -> list[KernelRun]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.hardware.spec import DEVICE, HOST, NodeSpec
+from simgpu.memory.transfer import NANO
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -19,40 +21,39 @@ class Way:
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**9, 10**9))
     >>> way = Way(node, [10, 10, 10], out=True)
-    >>> size = np.array([15.0])
+    >>> size = np.array([15])
     >>> int(way.ends("host", np.array([0]), size)[0]), int(way.begins("host", np.array([3]), size)[0])
     (1, 1)
-    >>> way.take("host", 0, 15.0)
+    >>> way.take("host", 0, 15)
     >>> int(way.ends("host", np.array([0]), size)[0]), way.is_full("host", 0, 1)
     (2, True)
     """
 
-    def __init__(self, node: NodeSpec, durations: Floats | list[int], *, out: bool) -> None:
-        seconds = np.asarray(durations, dtype=np.float64) / 1e9
-        self._free: dict[str, Floats] = {}
+    def __init__(self, node: NodeSpec, durations: Sequence[int], *, out: bool) -> None:
+        self._free: dict[str, Ints] = {}
         self._over = {HOST}
         for link in node.links:
             if DEVICE in link.ends:
                 other = link.ends[1 - link.ends.index(DEVICE)]
                 bandwidth = link.bandwidths[0 if (link.ends[0] == DEVICE) == out else 1]
-                self._free[other] = bandwidth * seconds
+                self._free[other] = np.array([bandwidth * each // NANO for each in durations], dtype=np.int64)
                 self._over |= {other} if link.over_gpu_link else set()
-        self._until: dict[str, Floats] = {}
+        self._until: dict[str, Ints] = {}
 
-    def _sums(self, memory: str) -> Floats:
+    def _sums(self, memory: str) -> Ints:
         if memory not in self._until:
             free = self._free[memory]
             if memory in self._over:
                 free = np.minimum(free, self._free[HOST])
-            self._until[memory] = np.concatenate([[0.0], np.cumsum(free)])
+            self._until[memory] = np.concatenate([[0], np.cumsum(free)])
         return self._until[memory]
 
-    def ends(self, memory: str, starts: Ints, sizes: Floats) -> Ints:
+    def ends(self, memory: str, starts: Ints, sizes: Ints) -> Ints:
         """The kernel during which each copy ends that begins with one; the last one if there is no time."""
         until = self._sums(memory)
         return np.minimum(np.searchsorted(until, until[starts] + sizes) - 1, len(until) - 2)
 
-    def begins(self, memory: str, stops: Ints, sizes: Floats) -> Ints:
+    def begins(self, memory: str, stops: Ints, sizes: Ints) -> Ints:
         """The last kernel with which each copy may begin that is to end before another; 0 if there is no time."""
         until = self._sums(memory)
         return np.maximum(np.searchsorted(until, until[stops] - sizes, side="right") - 1, 0)
@@ -62,9 +63,9 @@ class Way:
         until = self._sums(memory)
         return bool(until[stop] - until[start] <= 0)
 
-    def take(self, memory: str, start: int, size: float) -> None:
+    def take(self, memory: str, start: int, size: int) -> None:
         """Lets a copy pass from kernel `start` on."""
-        passed = np.clip(self._sums(memory) - self._sums(memory)[start], 0.0, size)
+        passed = np.clip(self._sums(memory) - self._sums(memory)[start], 0, size)
         parts = np.diff(passed)
         for each in {memory, HOST} if memory in self._over else {memory}:
             self._free[each] = self._free[each] - parts

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import HOST, NodeSpec
-from simgpu.policies.g10.bandwidth import Floats, Ints, Way
+from simgpu.memory.pool import aligned
+from simgpu.policies.g10.bandwidth import Ints, Way
 from simgpu.program.lifetimes import lifetimes
 
 #: A block leaves only if its gap is so many times as long as its copy: there and back, and half as much to be safe.
@@ -40,7 +42,10 @@ class _Gap(NamedTuple):
 
 @dataclass
 class MigrationPlan:
-    """Chooses gaps until memory is within `target`, at most `budget`; both in bytes. fault_ns: of a page fault."""
+    """Chooses gaps until memory is within `target`, at most `budget`; both in bytes. fault_ns: of a page fault.
+
+    `used` counts the bytes of device memory while each kernel runs, with the gaps that are chosen so far.
+    """
 
     graph: TaskGraph
     node: NodeSpec
@@ -50,11 +55,11 @@ class MigrationPlan:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self._sizes = np.array(graph.sizes, dtype=np.int64)
+        self._sizes = np.array([aligned(size, self.node.gpu.alignment) for size in graph.sizes], dtype=np.int64)
         self._until = np.concatenate([[0], np.cumsum(np.array(graph.durations, dtype=np.int64))])
-        self._used = used_by_kernel(graph)
-        self._out = Way(self.node, list(graph.durations), out=True)
-        self._in = Way(self.node, list(graph.durations), out=False)
+        self.used = used_by_kernel(graph, self._sizes.tolist())
+        self._out = Way(self.node, graph.durations, out=True)
+        self._in = Way(self.node, graph.durations, out=False)
         self._on_host = np.zeros(len(graph.kernels), dtype=np.int64)
         self._others = [memory for memory in self.node.next_to_device if memory != HOST]
         rows = [gap for b in range(len(graph.blocks)) for gap in graph.gaps(b) if gap.before > gap.after + 1]
@@ -66,9 +71,9 @@ class MigrationPlan:
         result = []
         for gap in sorted(chosen, key=lambda each: each.back):
             size, back = int(self._sizes[gap.block]), gap.back
-            while back > gap.gone + 1 and self._used[back - 1] + size <= self.target:
+            while back > gap.gone + 1 and self.used[back - 1] + size <= self.target:
                 back -= 1
-            self._used[back : gap.back] += size
+            self.used[back : gap.back] += size
             result.append(TierMigration(gap.block, gap.first, gap.memory, back))
         return sorted(result, key=lambda each: (each.leaves, each.block))
 
@@ -77,28 +82,28 @@ class MigrationPlan:
         firsts = np.array([gap.after + 1 for gap in self._rows], dtype=np.int64)
         stops = np.array([gap.before for gap in self._rows], dtype=np.int64)
         is_open = np.ones(len(blocks), dtype=np.bool_)
-        while is_open.any() and self._used.max() > self.target:
+        while is_open.any() and self.used.max() > self.target:
             benefits = np.where(is_open, self._benefits(blocks, firsts, stops), -1.0)
-            lengths = (self._until[stops] - self._until[firsts]) * self._sizes[blocks]
+            lengths = (self._until[stops] - self._until[firsts]).astype(np.float64) * self._sizes[blocks]
             # Of equal benefits the largest and longest.
             best = int(np.lexsort((-lengths, -benefits))[0])
             is_open[best] = False
             first, stop = int(firsts[best]), int(stops[best])
-            if (self._used[first:stop] > self.target).any():
+            if (self.used[first:stop] > self.target).any():
                 gap = self._placed(int(blocks[best]), first, stop)
                 if gap is not None:
                     yield gap
 
-    def _benefits(self, blocks: Ints, firsts: Ints, stops: Ints) -> Floats:
+    def _benefits(self, blocks: Ints, firsts: Ints, stops: Ints) -> NDArray[np.float64]:
         """Bytes times the time for which memory exceeds the budget while they are away, half of both copies counted."""
         memory = self._others[-1] if self._others else HOST
         sizes = self._sizes[blocks]
-        begin = self._out.ends(memory, firsts, sizes / 2)
-        end = self._in.begins(memory, stops, sizes / 2)
-        over = np.where(self._used > self.budget, np.diff(self._until), 0)
+        begin = self._out.ends(memory, firsts, sizes // 2)
+        end = self._in.begins(memory, stops, sizes // 2)
+        over = np.where(self.used > self.budget, np.diff(self._until), 0)
         until = np.concatenate([[0], np.cumsum(over)])
-        away: Floats = np.maximum(until[end] - until[np.minimum(begin, end)], 0).astype(np.float64)
-        return sizes * away
+        away: NDArray[np.float64] = np.maximum(until[end] - until[np.minimum(begin, end)], 0).astype(np.float64)
+        return sizes * away  # as integers they may pass 64 bits
 
     def _placed(self, b: int, first: int, stop: int) -> _Gap | None:
         """A gap with the memory to which its block goes; None where there is no time or no room."""
@@ -115,7 +120,7 @@ class MigrationPlan:
                 memory = to_host if crowded and to_host else other
         if memory is None:
             return None
-        one = np.array([size], dtype=np.float64)
+        one = np.array([size], dtype=np.int64)
         gone = int(self._out.ends(memory, np.array([first]), one)[0])
         back = int(self._in.begins(memory, np.array([stop]), one)[0])
         if back <= gone:
@@ -124,7 +129,7 @@ class MigrationPlan:
         self._in.take(memory, back, size)
         if memory == HOST:
             self._on_host[first:stop] += size
-        self._used[gone + 1 : back] -= size
+        self.used[gone + 1 : back] -= size
         return _Gap(b, first, stop, memory, gone, back)
 
     def _copy_ns(self, memory: str, size: int) -> float:
@@ -138,13 +143,13 @@ class MigrationPlan:
         return capacity is None or bool((self._on_host[first:stop] + size <= capacity).all())
 
 
-def used_by_kernel(graph: TaskGraph) -> Ints:
-    """Bytes of device memory while each kernel runs, if nothing leaves."""
+def used_by_kernel(graph: TaskGraph, sizes: Sequence[int]) -> Ints:
+    """Bytes of device memory while each kernel runs, if nothing leaves. sizes: of the blocks, padding counted."""
     births, deaths, _, _ = lifetimes(graph, graph.recorded_releases)
     ever = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0]
-    used, now = [], sum(graph.sizes[b] for b in ever)
+    used, now = [], sum(sizes[b] for b in ever)
     for k in range(len(graph.kernels)):
-        now += sum(graph.sizes[b] for b in births[k])
+        now += sum(sizes[b] for b in births[k])
         used.append(now)
-        now -= sum(graph.sizes[b] for b in deaths[k])
+        now -= sum(sizes[b] for b in deaths[k])
     return np.array(used, dtype=np.int64)

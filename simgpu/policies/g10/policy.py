@@ -92,7 +92,5 @@ class _Migrating(Quiet):
 
     def _place(self, view: View, migration: TierMigration) -> str | None:
         """The planned memory, or another one where that has no room now."""
-        room = view.room[migration.memory]
-        if room is None or room >= view.graph.copy_sizes[migration.block]:
-            return migration.memory
-        return view.place_for(migration.block)
+        memory, b = migration.memory, migration.block
+        return memory if view.has_room(memory, b) else view.place_for(b)
