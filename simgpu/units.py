@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, DecimalException
+from fractions import Fraction
 from types import MappingProxyType
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -141,6 +142,36 @@ def parse_share(text: object) -> float:
     if isinstance(text, bool) or not 0 <= share <= 1:
         raise ValueError(f"{text!r} is not a share: write one such as '30%'")
     return float(share)
+
+
+_PERCENTAGE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*$")
+
+
+def is_percentage(text: object) -> bool:
+    """Whether a value is a text that ends in a percent sign, whatever precedes it."""
+    return isinstance(text, str) and text.rstrip().endswith("%")
+
+
+def parse_percentage(text: str) -> Fraction:
+    """A percentage of something, more than 0% and also above 100%, as an exact fraction; `ValueError` for other text.
+
+    >>> parse_percentage("50%"), parse_percentage("112.5 %")
+    (Fraction(1, 2), Fraction(9, 8))
+    """
+    match = _PERCENTAGE.match(text)
+    fraction = Fraction(match.group(1)) / 100 if match else Fraction(0)
+    if not fraction:
+        raise ValueError(f"{text!r} is not a percentage above 0%: write for example '50%'")
+    return fraction
+
+
+def format_percentage(fraction: Fraction) -> str:
+    """A fraction as a percentage, with up to six digits.
+
+    >>> format_percentage(Fraction(1, 2)), format_percentage(Fraction(9, 8))
+    ('50%', '112.5%')
+    """
+    return f"{float(100 * fraction):.6g}%"
 
 
 def _shortest(value: int, factor: int) -> str:

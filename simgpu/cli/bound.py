@@ -12,7 +12,7 @@ import click
 
 from simgpu.cli.choice import is_scenario, size_option
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
-from simgpu.cli.settings import parse_size
+from simgpu.cli.settings import parse_budget
 from simgpu.cli.suggestions import ZOO, nodes, workloads
 from simgpu.errors import InputError
 from simgpu.experiments.max_batch import WhatFits, what_fits
@@ -23,6 +23,8 @@ from simgpu.graph.tdfg import Tdfg, padded
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.policies.common.sub_batches import SubBatch, select_sub_batch
+from simgpu.simulation.config import run_config
+from simgpu.simulation.plain_peak import PeakPart, budget_text
 from simgpu.simulation.run import task_graph
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
@@ -60,7 +62,11 @@ class _Target:
     shell_complete=nodes,
     help="A shipped node or a YAML file. Gives the memory, the alignment and the time model.",
 )
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 4GiB. Default: all of the node's.")
+@size_option(
+    "--budget",
+    "--memory",
+    help="Device memory to use, e.g. 4GiB, or 50% of the peak without offloading. Default: all of the node's.",
+)
 @click.option(
     "--framework",
     type=click.Choice([each.value for each in Framework]),
@@ -105,7 +111,7 @@ def bound(
                 )
     with progress(quiet) as say:
         say(f"bounding {what}")
-        size = None if budget is None else parse_size(budget, "--budget")
+        size = None if budget is None else parse_budget(budget, "--budget")
         target = _target(what, batch, node, size, framework or Framework.PYTORCH, optimizer or Optimizer.SGD)
         bounds = memory_bounds(target.graph, target.alignment)
         selected = _selected(target)
@@ -118,7 +124,7 @@ def bound(
 
 
 def _target(
-    what: str, batch: int | None, node_name: str | None, budget: int | None, framework: str, optimizer: str
+    what: str, batch: int | None, node_name: str | None, budget: int | str | None, framework: str, optimizer: str
 ) -> _Target:
     node = None if node_name is None else load_node(node_name)
     alignment = None
@@ -138,7 +144,8 @@ def _target(
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
         if scenario.data_parallel is not None:
             trace = at_batch(trace, trace.info.batch // scenario.data_parallel.gpus, node.gpu)
-        budget = scenario.budget if budget is None else budget
+        if budget is None:
+            budget = scenario.budget.percentage if isinstance(scenario.budget, PeakPart) else scenario.budget
     elif what in NETWORKS and not Path(what).exists():
         problem = f"{what} is a network of the zoo, not a trace"
         raise InputError.single("", "", problem, f"write {ZOO}{what}, with --batch and --node")
@@ -147,13 +154,25 @@ def _target(
     gpu = None if node is None else node.gpu
     if batch is not None:
         trace = at_batch(trace, batch, gpu)
+    budget = _in_bytes(budget, trace, node, alignment)
     if node is not None and budget is not None and budget > node.budget:
-        problem = f"{format_bytes(budget)} exceeds the {format_bytes(node.budget)} capacity of node {node.name}"
+        problem = f"{budget_text(budget)} exceeds the {format_bytes(node.budget)} capacity of node {node.name}"
         raise InputError.single("", "--budget", problem, "lower it, or name another node")
     if budget is None and node is not None:
         budget = node.budget
     graph = TaskGraph.of(trace) if node is None else task_graph(trace, node)
     return _Target(graph, node, budget, alignment or (gpu.alignment if gpu else 1))
+
+
+def _in_bytes(budget: int | str | None, trace: Trace, node: NodeSpec | None, alignment: int | None) -> int | None:
+    """The budget in bytes; one that is a part of the peak needs a node, whose alignment counts."""
+    if not isinstance(budget, str):
+        return budget
+    if node is None:
+        raise click.UsageError(f"Missing option '--node': --budget {budget} needs the peak on a node.")
+    config = run_config(None, {"budget": budget, "alignment": alignment}, trace=trace, node=node)
+    assert isinstance(config.budget, PeakPart)
+    return config.budget
 
 
 def _selected(target: _Target) -> SubBatch | None:
@@ -232,6 +251,8 @@ def _notes(target: _Target, bounds: MemoryBounds, selected: SubBatch | None) -> 
     if peak := _peak(target):
         most = f"{format_bytes(peak.bytes)} at {peak.kernel}"
         yield "peak without offloading", f"{most}, as under the policies none and ideal"
+    if isinstance(target.budget, PeakPart):
+        yield "budget", budget_text(target.budget)
     total = target.graph.trace.info.batch
     at = "a sub-batch of 1" if bounds.batch == 1 else f"the whole batch of {total}"
     yield "lower bounds", f"for {at}; each convolution uses its algorithm with the smallest workspace"

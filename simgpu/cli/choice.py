@@ -124,7 +124,11 @@ def choice_options(command: Callable[..., Any]) -> Callable[..., Any]:
             shell_complete=scenario_keys,
             help='Change a value in the scenario or its node, e.g. node.gpu.memory="8 GiB". Repeatable.',
         ),
-        size_option("--memory", "--budget", help="With --node: device memory to use, e.g. 10GiB. Default: all."),
+        size_option(
+            "--memory",
+            "--budget",
+            help="With --node: device memory to use, e.g. 10GiB, or 50% of the peak. Default: all.",
+        ),
         click.option(
             "--policy",
             "policies",

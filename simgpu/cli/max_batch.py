@@ -15,11 +15,13 @@ from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import ZOO, nodes, policies, scenario_keys, workloads
+from simgpu.errors import InputError
 from simgpu.experiments.compare import DEFAULT_POLICIES
 from simgpu.experiments.largest_batch import LEGEND, MAX_BATCH_HEADINGS, MaxBatch
 from simgpu.experiments.max_batch import MOST, max_batch
 from simgpu.experiments.scenarios.model import Scenario
 from simgpu.policies.registry import parse_policy
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.version import __version__
 
 #: Batch size, in samples, at which a network of the zoo is built first; no result depends on it.
@@ -43,7 +45,11 @@ _FIRST_BATCH = 32
     help='A policy to run, e.g. "vdnn(mode=conv)". Repeatable. Default: those of the scenario, otherwise '
     f"{', '.join(map(str, DEFAULT_POLICIES))}.",
 )
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
+@size_option(
+    "--budget",
+    "--memory",
+    help="Device memory to use, e.g. 10GiB, or 50% of the peak without offloading. Default: all of the node's.",
+)
 @click.option(
     "--limit", metavar="N", type=click.IntRange(min=1), default=MOST, show_default=True, help="Largest batch to try."
 )
@@ -102,6 +108,9 @@ def _scenario(trace: str, node: str | None, given: Mapping[str, object], setting
     """Loads the scenario that the arguments describe. given: policies and budget, if given."""
     network = trace.removeprefix(ZOO)
     scenario = scenario_of(trace, node, given, settings, batch=_FIRST_BATCH)
+    if network != trace and isinstance(scenario.budget, PeakPart):
+        what = f"{scenario.budget.percentage!r} is a part of the peak of a batch, and {trace} has no batch of its own"
+        raise InputError.single("", "--budget", what, "give a size such as 10GiB")
     # The trace's name contains the first batch size; use the network's name instead.
     return scenario if network == trace else replace(scenario, trace=replace(scenario.trace, name=network))
 

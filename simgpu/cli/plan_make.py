@@ -28,7 +28,11 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @click.argument("model", shell_complete=suggest(lambda: BUILT_IN_MODELS))
 @click.option("--batch", metavar="N", type=_POSITIVE, help="Batch size in samples. Not with a recorded trace.")
 @click.option("--node", metavar="NODE", required=True, shell_complete=nodes, help="A shipped node or a YAML file.")
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 24GB. Default: all of the node's.")
+@size_option(
+    "--budget",
+    "--memory",
+    help="Device memory to use, e.g. 24GB, or 50% of the peak without offloading. Default: all of the node's.",
+)
 @micro_batches_option
 @optimizer_option
 @input_option

@@ -10,8 +10,8 @@ from rich.text import Text
 from simgpu.cli.screen import WIDTH, Screen, facts, table
 from simgpu.experiments.measures import OOM, groups
 from simgpu.simulation.notes import allocator_text, context_text
+from simgpu.simulation.plain_peak import budget_text
 from simgpu.trace.epochs import epochs_of
-from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     from simgpu.experiments.compare import Comparison, PolicyRun
@@ -84,7 +84,7 @@ def _show_notes(screen: Screen, comparison: Comparison) -> None:
 def _run_line(scenario: Scenario, comparison: Comparison) -> str:
     results = comparison.results.values()
     pools = sorted({result.pool for result in results})
-    budget = f"budget {format_bytes(scenario.budget)}" if scenario.budget is not None else ""
+    budget = f"budget {budget_text(scenario.budget)}" if scenario.budget is not None else ""
     count = scenario.iterations
     parts = [
         f"{count} iterations, the last one reported" if count > 1 else "1 iteration",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -21,6 +21,7 @@ from simgpu.experiments.scenarios.model import Scenario
 from simgpu.experiments.search import check_searched, search_placement
 from simgpu.experiments.search_result import PlacedMap, Search
 from simgpu.policies.registry import parse_policy
+from simgpu.simulation.plain_peak import budget_text
 from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__
@@ -49,7 +50,11 @@ _ROWS = 12
     shell_complete=policies,
     help=f'A policy to search with, e.g. "home(update=full)". Repeatable. Default: {_DEFAULT}.',
 )
-@size_option("--budget", "--memory", help="Device memory to use, e.g. 10GiB. Default: all of the node's.")
+@size_option(
+    "--budget",
+    "--memory",
+    help="Device memory to use, e.g. 10GiB, or 50% of the peak without offloading. Default: all of the node's.",
+)
 @click.option(
     "--seed",
     metavar="N",
@@ -146,7 +151,7 @@ def _scenario(
         raise click.UsageError(f"search supports one GPU, but {trace} trains on several: {remedy}.")
     if batch is None:
         return scenario
-    return replace(scenario, trace=task_graph(scenario.trace, scenario.node).at_batch(batch).trace)
+    return scenario.with_trace(task_graph(scenario.trace, scenario.node).at_batch(batch).trace)
 
 
 def _end(searches: Sequence[Search]) -> None:
@@ -167,12 +172,12 @@ def _end(searches: Sequence[Search]) -> None:
 
 def _show(screen: Screen, scenario: Scenario, searches: Sequence[Search]) -> None:
     trace, node = scenario.trace.info, scenario.node
-    budget = searches[0].budget if searches else scenario.budget
+    budget = scenario.budget or (searches[0].budget if searches else node.budget)
     screen.print(Text(scenario.name, style="bold"))
     lines = [
         ("network", f"{scenario.trace.name or trace.model}, batch {trace.batch}"),
         ("origin", trace.provenance),
-        ("node", f"{node.name}: {node.gpu.name}, {format_bytes(budget or node.budget)}"),
+        ("node", f"{node.name}: {node.gpu.name}, {budget_text(budget)}"),
     ]
     screen.print(facts(lines))
     for each in searches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simgpu.errors import InputError
-from simgpu.units import parse_bytes
+from simgpu.units import is_percentage, parse_bytes, parse_percentage
 
 
 def parse_settings(settings: tuple[str, ...], of: str = "override", example: str = "--set seed=1") -> dict[str, object]:
@@ -47,6 +47,21 @@ def parse_size(text: str, option: str) -> int:
         return Quantity(parse_bytes, "size", "8 GiB", zero=True).read(text)
     except ValueError as error:
         raise InputError.single("", option, str(error)) from None
+
+
+def parse_budget(text: str, option: str) -> int | str:
+    """Parses a size into bytes; a percentage stays text. Raises `InputError` that names the option otherwise.
+
+    >>> parse_budget("8 GiB", "--budget"), parse_budget("50%", "--budget")
+    (8589934592, '50%')
+    """
+    if not is_percentage(text):
+        return parse_size(text, option)
+    try:
+        parse_percentage(text)
+    except ValueError as error:
+        raise InputError.single("", option, str(error)) from None
+    return text.strip()
 
 
 def parse_epochs(text: str) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.analysis.tables import table_html, table_text
+from simgpu.simulation.plain_peak import budget_text, part_facts
 from simgpu.trace.model import Origin
-from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +201,7 @@ class MaxBatch:
     def facts(self) -> list[tuple[str, str]]:
         """The network, its provenance and the node, as pairs of name and text."""
         others = "" if self.trace.origin is Origin.MODELLED else f"; modelled at batches other than {self.trace.batch}"
-        device = f"{self.node.name}: {self.node.gpu.name}, {format_bytes(self.budget)}"
+        device = f"{self.node.name}: {self.node.gpu.name}, {budget_text(self.budget)}"
         return [
             ("network", self.trace_name or self.trace.model),
             ("origin", f"{self.trace.provenance}{others}"),
@@ -242,7 +242,12 @@ class MaxBatch:
         """Plain data for JSON: trace, node and budget, and one entry per policy."""
         trace = {"name": self.trace_name, **asdict(self.trace), "origin": self.trace.origin.value}
         caching = any(each.result is not None and each.result.pool == "caching" for each in self.results)
-        about = {"trace": trace, "node": self.node.to_dict(context=caching), "budget_bytes": self.budget}
+        about = {
+            "trace": trace,
+            "node": self.node.to_dict(context=caching),
+            "budget_bytes": self.budget,
+            **part_facts(self.budget),
+        }
         policies = [{**each.to_dict(), "vs_none": self.vs_none(each)} for each in self.results]
         return {**about, "policies": policies}
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simgpu.experiments.scenarios.study import Study, StudyRun
-    from simgpu.trace.model import Trace
+    from simgpu.simulation.plain_peak import part_facts
+from simgpu.simulation.plain_peak import part_facts
+from simgpu.trace.model import Trace
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,6 +166,7 @@ def _run(run: StudyRun) -> dict[str, Any]:
                 "policy": policy and policy.name,
                 "parameters": plain_parameters(policy.parameters) if policy else None,
                 "budget_bytes": budget,
+                **(part_facts(budget) if budget is not None else {}),
             }
             for trace, (policy, budget) in run.changed.items()
         },

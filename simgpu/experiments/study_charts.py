@@ -78,6 +78,7 @@ def _title_lines(result: StudyValues) -> Iterator[str]:
 _NO_BASELINE, _UNKNOWN = "no baseline", "no value"
 _DRIFT = ("overflow_min", "overflow_max")
 _BUDGET, _SHARE = AxisInfo("budget", "size"), AxisInfo("oversubscription", "share")
+_PART = AxisInfo("budget, of the peak without offloading", "share")
 _BATCH = AxisInfo("batch", "count")
 
 
@@ -127,7 +128,7 @@ def _by_sweep(result: StudyValues, measure: str, over: str) -> Iterator[LinePane
     """One panel per trace and kind of sweep, and one for the mean."""
     study = result.study
     labels = _labels(result, measure)
-    for along, place in ((_BUDGET, _budget), (_SHARE, _share)):
+    for along, place in ((_BUDGET, _budget), (_SHARE, _share), (_PART, _peak_part)):
         members = [run for run in study.runs if run.sweep and place(run) is not None]
         if not members:
             continue
@@ -256,3 +257,7 @@ def _budget(run: StudyRun) -> float | None:
 
 def _share(run: StudyRun) -> float | None:
     return run.oversubscribed
+
+
+def _peak_part(run: StudyRun) -> float | None:
+    return run.peak_part

@@ -17,9 +17,11 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.units import (
+    is_percentage,
     parse_bandwidth,
     parse_bytes,
     parse_energy_per_byte,
+    parse_percentage,
     parse_power,
     parse_rate,
     parse_share,
@@ -71,6 +73,29 @@ Rate = Annotated[int, Quantity(parse_rate, "arithmetic rate", "15.7 TFLOP/s")]
 Power = Annotated[int, Quantity(parse_power, "power", "235 W")]
 EnergyPerByte = Annotated[int, Quantity(parse_energy_per_byte, "energy of moved data", "14 pJ/bit")]
 TimeOrZero = Annotated[int, Quantity(parse_time, "time", "1.5 us", zero=True)]
+
+
+class _BudgetEntry:
+    """Metadata of a field: device memory as a size, or as a percentage of the peak without offloading, kept as text."""
+
+    def __init__(self) -> None:
+        self.size = Quantity(parse_bytes, "size", "8 GiB")
+
+    def read(self, value: object) -> int | str:
+        """Bytes, or the percentage as written; `ValueError` says what is wrong with the value."""
+        if isinstance(value, str) and is_percentage(value):
+            parse_percentage(value)
+            return value.strip()
+        return self.size.read(value)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "examples": ["8 GiB", "50%"]}
+
+
+Budget = Annotated[int | str, _BudgetEntry()]
 
 
 class _ShareEntry:

@@ -45,19 +45,21 @@ def plan(
     Of a compiled model, operators of forward may run again in backward; nothing is offloaded, no policy is followed.
 
     trace: recorded by `simgpu.record`, which notes the calls of modules and what autograd frees when; a step of your
-    own loop, by `simgpu.record_step`; or a step of a compiled model, by `simgpu.record_compiled`. budget: bytes or
-    a text such as ``"24 GB"``; by default the node's memory. offload: whether tensors may be offloaded. compare:
-    whether to run policy `joint`, which no way of running restricts, as well. policy: instead of a search, follow the
-    decisions of this policy, as far as PyTorch can. progress: receives a line of text at a time.
+    own loop, by `simgpu.record_step`; or a step of a compiled model, by `simgpu.record_compiled`. budget: bytes or a
+    text such as ``"24 GB"`` or ``"50%"`` of the peak without offloading; by default the node's memory. offload: whether
+    tensors may be offloaded. compare: whether to run policy `joint`, which no way of running restricts, as well.
+    policy: instead of a search, follow the decisions of this policy, as far as PyTorch can. progress: receives a line
+    of text at a time.
 
     Raises `InputError` for a trace without what autograd saves, for a policy that does more than place blocks, and
     where no plan fits; `OutOfMemoryError` if the policy does not fit.
     """
-    chosen, limit = node_and_budget(node, budget)
+    chosen, limit, of_peak = node_and_budget(node, budget, trace if isinstance(trace, Trace) else trace.trace)
     if not isinstance(trace, Trace):
         from simgpu.plans.compiled.entry import plan_compiled  # needs PyTorch
 
-        return plan_compiled(trace, chosen, limit, compare=compare, progress=progress)
+        made = plan_compiled(trace, chosen, limit, compare=compare, progress=progress)
+        return made.model_copy(update={"notes": (*of_peak, *made.notes)})
     _check(trace)
     steps = Steps(trace)
     choices = Choices(steps, offload=offload)
@@ -97,7 +99,7 @@ def plan(
             any_step_ns=any_step,
             any_bound_ns=any_bound,
         ),
-        notes=(*followed, *notes),
+        notes=(*of_peak, *followed, *notes),
     )
 
 
@@ -118,7 +120,7 @@ def other_settings(
 
     The arguments are those of `plan`. Of a compiled model: PyTorch's own solvers of the partitioner, with their budget.
     """
-    chosen, limit = node_and_budget(node, budget)
+    chosen, limit, _ = node_and_budget(node, budget, trace if isinstance(trace, Trace) else trace.trace)
     if not isinstance(trace, Trace):
         from simgpu.plans.compiled.own_solvers import own_solvers  # needs PyTorch
 

@@ -12,24 +12,33 @@ from simgpu.experiments.bounds import time_lower_bound
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy
+from simgpu.simulation.config import run_config
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.simulation.run import simulate
 from simgpu.torch.plan import MadeFor
 from simgpu.torch.types import tensor_type
 from simgpu.trace.model import BlockKind, Origin, Trace
-from simgpu.units import format_bytes, parse_bytes
+from simgpu.units import format_bytes, is_percentage, parse_bytes
 
 _EXPANDABLE = "expandable_segments:True"
 
 
-def node_and_budget(node: NodeSpec | str | Path, budget: int | str | None) -> tuple[NodeSpec, int]:
+def node_and_budget(
+    node: NodeSpec | str | Path, budget: int | str | None, trace: Trace
+) -> tuple[NodeSpec, int, tuple[str, ...]]:
+    """The node, the budget in bytes, and a note where it is a part of the trace's peak without offloading."""
     chosen = node if isinstance(node, NodeSpec) else load_node(node)
+    if isinstance(budget, str) and is_percentage(budget):
+        part = run_config(None, {"budget": budget}, trace=trace, node=chosen).budget
+        assert isinstance(part, PeakPart)
+        return chosen, int(part), (f"the budget is {part.text}",)
     try:
         limit = chosen.gpu.memory if budget is None else parse_bytes(budget) if isinstance(budget, str) else budget
     except ValueError as error:
         raise InputError.single("plan", "budget", str(error), "give a size such as 24GB") from None
     if limit <= 0:
         raise InputError.single("plan", "budget", f"{budget} is no memory", "give a size such as 24GB")
-    return chosen, limit
+    return chosen, limit, ()
 
 
 def made_for(trace: Trace) -> MadeFor:

@@ -14,7 +14,7 @@ from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
-from simgpu.units import parse_bytes
+from simgpu.units import is_percentage, parse_bytes, parse_percentage
 
 _MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
@@ -31,7 +31,7 @@ _REMEDIES = {
     "iterations": "two or more also show whether the iteration is steady",
     "seed": "give a whole number",
     "epoch": "epochs count from 0",
-    "budget": "give bytes, or a text such as '8 GiB'",
+    "budget": "give bytes, or a text such as '8 GiB' or '50%'",
     "alignment": "give bytes, or a text such as '512 B'",
     "gpus": "give how many GPUs train together",
     "cores": "give how many cores of the host add up gradients",
@@ -62,8 +62,9 @@ class RunSettings(TypedDict, total=False):
 class RunConfig:
     """How a trace is run on a node.
 
-    budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's. With the caching pool, a given
-    budget is what the allocator can have; the node's is its memory without the CUDA context's.
+    budget: bytes of device memory, or a text such as ``"8 GiB"``; by default the node's. ``"50%"`` is a part of the
+    peak without offloading, which the run of a trace computes (`with_bytes`). With the caching pool, a given budget is
+    what the allocator can have; the node's is its memory without the CUDA context's.
     iterations: how many are run; the last one is reported.
     seed: of policies that draw random numbers.
     pool: ``counting``, ``addressed`` or ``caching``; by default the policy's pool, else counting.
@@ -117,12 +118,46 @@ class RunConfig:
 
     def on(self, node: NodeSpec) -> tuple[NodeSpec, int]:
         """The node with this alignment, and the bytes of device memory that a program may use on it."""
+        if isinstance(self.budget, str):
+            what = f"{self.budget!r} is a part of the peak of a trace, and there is no trace here"
+            raise InputError.single("", "argument budget", what, "give bytes, or a text such as '8 GiB'")
         budget = node.budget - (self.context_memory(node) or 0) if self.budget is None else self.budget
-        assert isinstance(budget, int)
+        return self._aligned(node), budget
+
+    def _aligned(self, node: NodeSpec) -> NodeSpec:
+        """The node with this alignment."""
         if self.alignment is None:
-            return node, budget
+            return node
         assert isinstance(self.alignment, int)
-        return replace(node, gpu=replace(node.gpu, alignment=self.alignment)), budget
+        return replace(node, gpu=replace(node.gpu, alignment=self.alignment))
+
+    def with_bytes(self, trace: Trace, node: NodeSpec) -> RunConfig:
+        """The same settings with the budget in bytes: a percentage is that part of the peak under policy `none`.
+
+        The budget is then a `simgpu.simulation.plain_peak.PeakPart`. Raises `InputError` for a trace whose peak is not
+        known.
+
+        >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+        >>> from simgpu.trace.chain import chain
+        >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+        >>> RunConfig(budget="75%").with_bytes(chain([5, 7], [10, 14], [101, 200]), node).budget
+        225
+        """
+        if not isinstance(self.budget, str):
+            return self
+        from simgpu.simulation.plain_peak import part_of_peak  # loads the machine
+
+        budget = part_of_peak(
+            self.budget,
+            trace,
+            self._aligned(node),
+            epoch=self.epoch,
+            data_parallel=self.data_parallel,
+            iterations=self.iterations,
+            pool=self.pool or "counting",
+            allocator=self.allocator_settings,
+        )
+        return replace(self, budget=budget)
 
     def context_memory(self, node: NodeSpec) -> int | None:
         """Bytes of the node's device memory that the CUDA context takes from the budget.
@@ -155,11 +190,14 @@ def checked_setting(name: str, value: Any) -> Any:
         return value
     if name in _SIZES and isinstance(value, str):
         try:
+            if name == "budget" and is_percentage(value):
+                parse_percentage(value)
+                return value.strip()
             value = parse_bytes(value)
         except ValueError as error:
             raise InputError.single("", place, str(error), _REMEDIES[name]) from None
     minimum = _MINIMA.get(name, 0)
-    if type(value) is not int or value < minimum:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise InputError.single("", place, f"{value!r} is not a whole number of at least {minimum}", _REMEDIES[name])
     return value
 
@@ -173,7 +211,8 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:
 def run_config(config: RunConfig | None, settings: RunSettings, **others: object) -> RunConfig:
     """`config`, or the defaults, with the given settings; all wrong arguments are reported at once.
 
-    others: further arguments to check, such as trace, node, policy and limit.
+    others: further arguments to check, such as trace, node, policy and limit. With a trace and a node, the budget is in
+    bytes.
 
     >>> run_config(RunConfig(seed=7), {"epoch": 2, "budget": None}).seed
     7
@@ -199,4 +238,6 @@ def run_config(config: RunConfig | None, settings: RunSettings, **others: object
         problems += error.problems
     if problems:
         raise InputError(problems)
+    if isinstance(trace := others.get("trace"), Trace) and isinstance(node := others.get("node"), NodeSpec):
+        return merged.with_bytes(trace, node)
     return merged

@@ -25,6 +25,7 @@ from simgpu.policies.base import plain_parameters
 from simgpu.program.data_parallel import ParallelRun
 from simgpu.program.instructions import Program
 from simgpu.simulation.notes import allocator_text, context_text, kernel_times
+from simgpu.simulation.plain_peak import budget_text, part_facts
 from simgpu.timeline.model import SpanKind, Timeline
 from simgpu.timeline.streams import engine_text
 from simgpu.trace.model import Phase, TraceInfo
@@ -158,6 +159,7 @@ class Result:
             "policy": self.policy,
             "parameters": plain_parameters(self.parameters),
             "budget_bytes": self.budget,
+            **part_facts(self.budget),
             "pool": self.pool,
             **({"allocator": self.allocator} if self.pool == "caching" else {}),
             "seed": self.seed,
@@ -210,7 +212,7 @@ class Result:
         of_what = "its share's ideal" if together else "ideal"
         return [
             ("trace", f"{self.trace.model}, batch {self.trace.batch}, {self.trace.provenance}"),
-            ("node", f"{self.node.name}, {format_bytes(self.budget)}, {allocator_text(self.pool, self.allocator)}"),
+            ("node", f"{self.node.name}, {budget_text(self.budget)}, {allocator_text(self.pool, self.allocator)}"),
             *([("times", self.kernel_times)] if self.kernel_times else []),
             *on_gpus,
             ("policy", self.label),

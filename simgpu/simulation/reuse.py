@@ -144,7 +144,7 @@ class Repeated:
         if known is None or budget < known.high_water:
             return None
         timeline = known.timeline
-        curves = (each if each.gpu == SHARED else replace(each, capacity=budget) for each in timeline.memories)
+        curves = (each if each.gpu == SHARED else replace(each, capacity=int(budget)) for each in timeline.memories)
         timeline = replace(timeline, memories=tuple(curves))
         phases, parameters = dict(known.phases), dict(known.parameters)
         result = replace(known, budget=budget, timeline=timeline, phases=phases, parameters=parameters)

@@ -34,6 +34,7 @@ from simgpu.simulation.notes import (
     on_output,
     on_transforms,
 )
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.simulation.result import Result
 from simgpu.simulation.reuse import is_own, planned_once, read_only, repeated, verified
 from simgpu.simulation.tasks import task_graph
@@ -152,7 +153,7 @@ class _Run:
         full_batch = graph = task_graph(trace, node, config.epoch)
         if how := config.data_parallel:
             graph = exchanging(full_batch.at_batch(share_of(trace.info.batch, how, node)))
-        return cls(graph, node, policy, config, budget, full_batch)
+        return cls(graph, node, policy, config, int(budget), full_batch)
 
     @property
     def trace(self) -> Trace:
@@ -204,8 +205,14 @@ class _Run:
             runs.tried = True
             with suppress(OutOfMemoryError, InputError):  # of a memory other than the GPU's, or for another reason
                 runs.result = read_only(replace(self, budget=UNLIMITED).run(program))
-        known = runs.within(self.budget) if runs is not None else None
+        known = runs.within(self._reported_budget) if runs is not None else None
         return known or self.run(program, checked)
+
+    @property
+    def _reported_budget(self) -> int:
+        """The budget as results show it: one given as a part of the peak says so."""
+        given = self.config.budget
+        return given if isinstance(given, PeakPart) and given == self.budget else self.budget
 
     def _pool(self, program: Program) -> str:
         pool = self.config.pool
@@ -256,7 +263,7 @@ class _Run:
             node=self.node,
             policy=self.policy.name,
             parameters=self.policy.parameters,
-            budget=self.budget,
+            budget=self._reported_budget,
             pool=pool,
             allocator=self.config.allocator or "",
             context=self.config.context_memory(self.node),

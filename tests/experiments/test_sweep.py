@@ -380,3 +380,17 @@ def test_a_script_needs_no_main_guard_and_runs_once(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("run\n8\n", "")
+
+
+def test_a_swept_budget_in_percent_is_a_part_of_each_points_own_peak(tmp_path: Path) -> None:
+    write_trace(chain([5, 7], [10, 14], [100, 200]), tmp_path / "one")
+    write_trace(chain([5, 7], [10, 14], [100, 300]), tmp_path / "two")
+    values = {"node": "laptop-2gb", "policies": "ideal", "iterations": 1}
+    grid = {"trace": [str(tmp_path / "one"), str(tmp_path / "two")], "budget": ["50%", "120%", "300 B", "1000000000%"]}
+    frame = run_sweep(make_sweep({**values, "sweep": {"grid": grid}}, "a test")).frame()
+    assert list(frame.budget) == [*grid["budget"], *grid["budget"]]
+    assert list(frame.budget_bytes.dropna()) == [150, 360, 300, 200, 480, 300]
+    assert list(frame.plain_peak_bytes.dropna()) == [300, 300, 400, 400]
+    assert list(frame.outcome) == [*["ok"] * 3, "refused", *["ok"] * 3, "refused"]
+    with pytest.raises(InputError, match=r"budget: '0%' is not a percentage above 0%"):
+        make_sweep({**values, "trace": grid["trace"][0], "sweep": {"grid": {"budget": ["50%", "0%"]}}}, "a test")

@@ -17,6 +17,8 @@ from simgpu.io.schema import validate
 from simgpu.io.shipped import shipped_folder
 from simgpu.io.yaml_files import YamlMapping
 from simgpu.policies.base import Policy
+from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.config import RunConfig
 from simgpu.trace.model import Trace
 
 
@@ -57,7 +59,6 @@ class ScenarioLoading(Reading):
         node = self.node(values.get("node"), "node", {"overrides": values.get("overrides")})
         trace = self.trace(values.get("trace"), "trace", node, values.get("node"))
         self.check_policies()
-        self.budget(file.budget if file else None, values.get("budget"), "budget", node)
         if file and node and trace and "power" in file.outputs.plots:
             self._check_power(node, trace)
         if file and file.allocator is not None and file.pool != "caching":
@@ -67,6 +68,7 @@ class ScenarioLoading(Reading):
         section = file.data_parallel if file else None
         how = self.data_parallel(section, "data_parallel", node, (trace.info.batch,)) if node and trace else None
         points = self._points(file.sweep) if file and file.sweep else 0
+        budget = self._budget(file, trace, node, how) if file else None
         if self.problems or file is None or node is None or trace is None:
             raise InputError(map(self._or_swept, self.problems))
         outputs = file.outputs
@@ -76,7 +78,7 @@ class ScenarioLoading(Reading):
             trace=trace,
             node=node,
             policies=tuple(file.policies),
-            budget=file.budget,
+            budget=budget,
             iterations=file.iterations,
             epoch=file.epoch,
             seed=file.seed,
@@ -93,6 +95,27 @@ class ScenarioLoading(Reading):
             data_parallel=how,
             swept=f"{points} points, run by: simgpu sweep {self._source}" if points else "",
         )
+
+    def _budget(
+        self, file: ScenarioFile, trace: Trace | None, node: NodeSpec | None, how: DataParallel | None
+    ) -> int | None:
+        """The budget in bytes; None for the node's, or if it could not be computed."""
+        given: int | str | None = file.budget
+        if isinstance(given, str):
+            if self.problems or trace is None or node is None:
+                return None  # the peak follows from the rest of the file
+            config = RunConfig(
+                budget=given,
+                iterations=file.iterations,
+                pool=file.pool,
+                alignment=file.alignment,
+                epoch=file.epoch,
+                allocator=file.allocator,
+                **(how.arguments if how else {}),
+            )
+            given = self.part_of_peak(trace, node, config, "budget")
+        self.budget(given, self.values.get("budget"), "budget", node)
+        return given
 
     @property
     def _source(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
@@ -30,7 +30,10 @@ from simgpu.graph.replicate import Exchange
 from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
 from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.config import RunConfig
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.trace.model import NOT_RECORDED, Origin, Trace, TraceInfo
+from simgpu.units import parse_percentage
 
 
 def load_study(
@@ -50,6 +53,10 @@ def load_study(
     (('vDNN',), (0, 48), 2560)
     """
     return StudyReading(read_file(name_or_path, STUDY_SCHEMA), dict(overrides or {}), library).study()
+
+
+#: A policy and a budget, in bytes or as a percentage, that change on a trace; None for the run's own.
+Changed = tuple[PolicyChoice | None, int | str | None]
 
 
 class StudyReading(Reading):
@@ -175,9 +182,9 @@ class StudyReading(Reading):
     ) -> Iterator[StudyRun]:
         """The run, or each run of a sweep; nothing if its node could not be read."""
         section, written, place = file.runs[label], self.values["runs"][label], f"runs.{label}"
-        self.budget(section.budget, written.get("budget"), f"{place}.budget", node)
+        self._check_size(section.budget, written.get("budget"), f"{place}.budget", node)
         for number, size in enumerate(section.budgets):
-            self.budget(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
+            self._check_size(size, written["budgets"][number], f"{place}.budgets[{number}]", node)
         batches = tuple(trace.info.batch for trace in traces.values())
         how = self.data_parallel(section.data_parallel, f"{place}.data_parallel", node, batches)
         for trace, change in section.per_trace.items():
@@ -185,27 +192,47 @@ class StudyReading(Reading):
             self._known(trace, self._traces_of(file), at, "trace")
             if change.policy is None and change.budget is None:
                 self.report(at, "changes nothing", "give it a policy or a budget, or remove it")
-            self.budget(change.budget, written["per_trace"][trace].get("budget"), f"{at}.budget", node)
+            self._check_size(change.budget, written["per_trace"][trace].get("budget"), f"{at}.budget", node)
         if node is None:
             return
-        run = StudyRun(label, section.policy, node, section.budget, how, changed=self._changed(section))
+        parts = _Parts(self, file, node, how, traces)
+        own = None if isinstance(section.budget, str) else section.budget
+        changed = parts.resolved(self._changed(section), section.budget, place)
+        run = StudyRun(label, section.policy, node, own, how, changed=changed)
         if not section.budgets and not section.oversubscription:
             yield run
+        yield from self._swept_runs(run, section, traces, parts)
+
+    def _swept_runs(
+        self, run: StudyRun, section: RunSection, traces: Mapping[str, Trace], parts: _Parts
+    ) -> Iterator[StudyRun]:
+        """The runs of a sweep of budgets or of oversubscription; nothing for other runs."""
+        written, place = self.values["runs"][run.label], f"runs.{run.label}"
         for text, share in zip(written.get("oversubscription") or (), section.oversubscription, strict=True):
-            changed = {name: (self._policy_on(run, name), _shrunk(trace, share)) for name, trace in traces.items()}
-            for name, (_, size) in changed.items():
+            shrunk = {name: (self._policy_on(run, name), _shrunk(trace, share)) for name, trace in traces.items()}
+            for name, (_, bytes_) in shrunk.items():
                 at = f"{place}.oversubscription"
-                self.budget(size, f"the memory that the peak of {name} exceeds by {text}", at, node)
-            yield replace(run, label=_point(label, text), sweep=label, oversubscribed=share, changed=changed)
-        for text, size in zip(written.get("budgets") or (), section.budgets, strict=True):
-            yield replace(run, label=_point(label, text), budget=size, sweep=label)
+                self.budget(bytes_, f"the memory that the peak of {name} exceeds by {text}", at, run.node)
+            yield replace(run, label=_point(run.label, text), sweep=run.label, oversubscribed=share, changed=shrunk)
+        for number, (text, size) in enumerate(zip(written.get("budgets") or (), section.budgets, strict=True)):
+            point = replace(run, label=_point(run.label, text), sweep=run.label)
+            if isinstance(size, str):
+                changed = parts.resolved(self._changed(section), size, f"{place}.budgets[{number}]")
+                yield replace(point, changed=changed, peak_part=float(parse_percentage(size)))
+            else:
+                yield replace(point, budget=size)
+
+    def _check_size(self, size: int | str | None, written: object, place: str, node: NodeSpec | None) -> None:
+        """Report a budget in bytes that exceeds the node's; a percentage is checked with each trace."""
+        if not isinstance(size, str):
+            self.budget(size, written, place, node)
 
     def _policy_on(self, run: StudyRun, trace: str) -> PolicyChoice | None:
         return run.changed.get(trace, (None, None))[0]
 
-    def _changed(self, section: RunSection) -> dict[str, tuple[PolicyChoice | None, int | None]]:
+    def _changed(self, section: RunSection) -> dict[str, Changed]:
         """The changes on traces, by label. Changes for one batch take precedence over those for a sweep."""
-        results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        results: dict[str, Changed] = {}
         for label, change in sorted(section.per_trace.items(), key=lambda item: item[0] not in self.sweeps):
             for trace in self.sweeps.get(label, (label,)):
                 policy, budget = results.get(trace, (None, None))
@@ -220,9 +247,8 @@ class StudyReading(Reading):
         """Report runs of a sweep with the same label as another run."""
         taken = Counter(run.label for run in runs)
         for run in dict.fromkeys(run.sweep for run in runs if taken[run.label] > 1 and run.sweep):
-            key = (
-                "budgets" if any(each.budget is not None for each in runs if each.sweep == run) else "oversubscription"
-            )
+            shares = any(each.oversubscribed is not None for each in runs if each.sweep == run)
+            key = "oversubscription" if shares else "budgets"
             self.report(f"runs.{run}.{key}", "two runs have the same label", "give each budget once, or another label")
 
     def _check_labels(self, file: StudyFile, runs: tuple[StudyRun, ...]) -> tuple[PublishedNumber, ...]:
@@ -293,6 +319,44 @@ class StudyReading(Reading):
             self.report(place, f"there is no {word} {label!r}", did_you_mean(label, known))
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The budgets of a run that are percentages of the peaks of a study's traces."""
+
+    reading: StudyReading
+    file: StudyFile
+    node: NodeSpec
+    how: DataParallel | None
+    traces: Mapping[str, Trace]
+
+    def resolved(
+        self, changed: Mapping[str, Changed], common: int | str | None, place: str
+    ) -> dict[str, tuple[PolicyChoice | None, int | None]]:
+        """The changes of a run with budgets in bytes. common: the budget of traces without their own."""
+        results: dict[str, tuple[PolicyChoice | None, int | None]] = {}
+        for name in dict.fromkeys((*changed, *(self.traces if isinstance(common, str) else ()))):
+            policy, own = changed.get(name, (None, None))
+            budget = common if own is None and isinstance(common, str) else own
+            results[name] = policy, self._bytes(budget, name, place) if isinstance(budget, str) else budget
+        return results
+
+    def _bytes(self, percentage: str, name: str, place: str) -> int | None:
+        trace = self.traces.get(name)
+        if trace is None:
+            return None  # its own problem is reported
+        file = self.file
+        config = RunConfig(
+            budget=percentage,
+            iterations=file.iterations,
+            pool=file.pool,
+            epoch=file.epochs[0],
+            **(self.how.arguments if self.how else {}),
+        )
+        budget = self.reading.part_of_peak(trace, self.node, config, place)
+        self.reading.budget(budget, f"{percentage} of the peak of {name}", place, self.node)
+        return budget
+
+
 def _point(label: str, at: object) -> str:
     """The label of a sweep's trace or run at one of its batches or budgets."""
     return f"{label} {str(at).strip()}"
@@ -347,6 +411,9 @@ class _Outlining(StudyReading):
 
     def batches(self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object) -> list[Trace]:
         return [_empty(batch) for batch in written.get("batches") or ()]
+
+    def part_of_peak(self, trace: Trace, node: NodeSpec, config: RunConfig, place: str) -> PeakPart | None:
+        return PeakPart(Fraction(0), 0)
 
     def data_parallel(
         self, section: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from simgpu.errors import InputError
 from simgpu.experiments.scenarios.modelled import WrittenTrace
 from simgpu.experiments.scenarios.sweep_axes import SweepSection
 from simgpu.hardware.spec import BuddyMode, LinkSpec
-from simgpu.io.schema import Alignment, FileModel, Size
+from simgpu.io.schema import Alignment, Budget, FileModel
 from simgpu.machine.compiled_engine import Engine
 from simgpu.memory.caching.settings import parse
 from simgpu.policies.base import policy_label
@@ -24,6 +24,7 @@ from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.simulation.config import RunConfig
 from simgpu.simulation.notes import allocator_text, kernel_times, other_memories_text
+from simgpu.simulation.plain_peak import PeakPart, budget_text
 from simgpu.units import format_bandwidth, format_bytes
 
 if TYPE_CHECKING:
@@ -135,9 +136,10 @@ class ScenarioFile(FileModel):
     overrides: dict[str, Any] = Field(
         default={}, description="changed values of the node by dotted key, for example node.gpu.memory: 8 GiB"
     )
-    budget: Size | None = Field(
+    budget: Budget | None = Field(
         default=None,
-        description="device memory the program may use; by default all of it, less the CUDA context with pool: caching",
+        description="device memory the program may use, as a size or as a percentage of the peak without offloading; "
+        "by default all of it, less the CUDA context with pool: caching",
     )
     policies: Annotated[list[Annotated[PolicyChoice, PolicyEntry()]], BeforeValidator(_as_list)] = Field(
         min_length=1, description="one or several policies, run one after the other"
@@ -175,7 +177,7 @@ class Outputs:
 class Scenario:
     """A loaded and checked scenario: everything a run needs.
 
-    budget: device memory, bytes; None for all of the node's
+    budget: device memory, bytes; None for all of the node's. One given as a percentage is a `PeakPart`
     pool: allocator; None for the policy's
     allocator: settings of PyTorch's allocator; None for its defaults
     alignment: bytes; None for the node's
@@ -223,6 +225,17 @@ class Scenario:
         """Bytes of device memory that a program may use: the budget, by default the node's."""
         return self.config.on(self.node)[1]
 
+    def with_trace(self, trace: Trace) -> Scenario:
+        """The scenario of another trace; a budget that is a part of the peak is then that of this trace.
+
+        Raises `InputError` for a trace whose peak is needed and not known.
+        """
+        if not isinstance(self.budget, PeakPart):
+            return replace(self, trace=trace)
+        config = replace(self.config, budget=self.budget.percentage).with_bytes(trace, self.node)
+        assert isinstance(config.budget, PeakPart)
+        return replace(self, trace=trace, budget=config.budget)
+
     def facts(self) -> list[tuple[str, str]]:
         """A summary as pairs of name and text: trace, node and provenance."""
         node = self.node
@@ -243,7 +256,7 @@ class Scenario:
 
     def _all_facts(self) -> list[tuple[str, str]]:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
-        budget = [("budget", format_bytes(self.budget))] if self.budget is not None else []
+        budget = [("budget", budget_text(self.budget))] if self.budget is not None else []
         run = f"{self.iterations} iterations, seed {self.seed}" + (
             f", {allocator_text(self.pool, self.allocator)}" if self.pool else ""
         )

@@ -23,6 +23,8 @@ from simgpu.io.yaml_files import YamlMapping
 from simgpu.policies.base import Policy
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel, priced, share_of
+from simgpu.simulation.config import RunConfig
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
 from simgpu.units import format_bytes
@@ -206,8 +208,20 @@ class Reading:
     def budget(self, size: int | None, written: object, place: str, node: NodeSpec | None) -> None:
         """Report a budget that exceeds the node's. written: the budget as the message shows it."""
         if size is not None and node is not None and size > node.budget:
-            what = f"{written} is more than the {format_bytes(node.budget)} that node {node.name} has"
+            size_text = f" ({format_bytes(size)})" if isinstance(size, PeakPart) else ""
+            what = f"{written}{size_text} is more than the {format_bytes(node.budget)} that node {node.name} has"
             self.report(place, what, "lower it, or raise node.gpu.memory")
+
+    def part_of_peak(self, trace: Trace, node: NodeSpec, config: RunConfig, place: str) -> PeakPart | None:
+        """The budget in bytes of a config with a percentage; None if the peak is not known, which is reported."""
+        try:
+            budget = config.with_bytes(trace, node).budget
+        except InputError as error:
+            for problem in error.problems:
+                self.report(place, problem.what, problem.remedy)
+            return None
+        assert isinstance(budget, PeakPart)
+        return budget
 
     def data_parallel(
         self, section: DataParallelSection | None, place: str, node: NodeSpec | None, batches: Iterable[int]

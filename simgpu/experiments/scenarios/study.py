@@ -12,7 +12,7 @@ from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice, PolicyEntry, Pool
 from simgpu.experiments.scenarios.modelled import WrittenSweep
 from simgpu.graph.replicate import NO_COLLECTIVES
-from simgpu.io.schema import FileModel, Share, Size
+from simgpu.io.schema import Budget, FileModel, Share
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.data_parallel import DataParallel
@@ -79,7 +79,11 @@ class ChangedSection(FileModel):
     policy: Annotated[PolicyChoice | None, PolicyEntry()] = Field(
         default=None, description="a name, or 'name: {parameter: value}'; by default the run's policy"
     )
-    budget: Size | None = Field(default=None, description="device memory it may use; by default the run's budget")
+    budget: Budget | None = Field(
+        default=None,
+        description="device memory it may use, as a size or a percentage of the peak without offloading; by default "
+        "the run's budget",
+    )
 
 
 class RunSection(FileModel):
@@ -88,9 +92,14 @@ class RunSection(FileModel):
     policy: Annotated[PolicyChoice, PolicyEntry()] = Field(description="a name, or 'name: {parameter: value}'")
     node: Text | None = Field(default=None, description="another node than the study's")
     overrides: dict[str, Any] = Field(default={}, description="changed values of the node, for this run only")
-    budget: Size | None = Field(default=None, description="device memory it may use; by default all of the node's")
-    budgets: list[Size] = Field(
-        default=[], description="a sweep: one run for each of these budgets, named '<label> <budget>'"
+    budget: Budget | None = Field(
+        default=None,
+        description="device memory it may use, as a size or as a percentage of each trace's peak without offloading; "
+        "by default all of the node's",
+    )
+    budgets: list[Budget] = Field(
+        default=[],
+        description="a sweep: one run for each of these sizes, or of these percentages, named '<label> <budget>'",
     )
     oversubscription: list[Share] = Field(
         default=[],
@@ -104,6 +113,8 @@ class RunSection(FileModel):
     def _has_one_budget(self) -> RunSection:
         if self.budgets and self.budget is not None:
             raise ValueError("a run has a budget or a sweep of budgets: drop one of them")
+        if len({type(budget) for budget in self.budgets}) > 1:
+            raise ValueError("a sweep has budgets as sizes or as percentages: write two runs, one with each")
         if self.oversubscription and (self.budgets or self.budget is not None):
             raise ValueError("a run has budgets or shares of oversubscription: drop one of them")
         if (self.budgets or self.oversubscription) and any(
@@ -206,6 +217,8 @@ class StudyRun:
     sweep: label of the sweep that the run belongs to; empty if none
     oversubscribed: share by which the recorded peak exceeds the budget on each trace, if the budgets are given this
     way (they are in `changed`); else None
+    peak_part: part of each trace's peak without offloading that the budget is, in a sweep of such budgets (they are in
+    `changed`); else None
     changed: policy and budget by trace label; None for the run's own
     """
 
@@ -216,12 +229,13 @@ class StudyRun:
     data_parallel: DataParallel | None = None
     sweep: str = ""
     oversubscribed: float | None = None
+    peak_part: float | None = None
     changed: Mapping[str, tuple[PolicyChoice | None, int | None]] = field(default_factory=dict)
 
     @property
-    def point(self) -> tuple[int | None, float | None]:
-        """The run's position in its sweep: budget and oversubscription."""
-        return self.budget, self.oversubscribed
+    def point(self) -> tuple[int | None, float | None, float | None]:
+        """The run's position in its sweep: budget, oversubscription and part of the peak."""
+        return self.budget, self.oversubscribed, self.peak_part
 
     def on(self, trace: str) -> tuple[PolicyChoice, int | None]:
         """The policy and budget on a trace, by its label."""

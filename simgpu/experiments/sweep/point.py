@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError
 from simgpu.experiments.compare import policy_from
 from simgpu.policies.base import policy_label
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.simulation.run import Result, simulate
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def _about(scenario: Scenario) -> dict[str, Any]:
         "device": info.device,
         "date": info.date,
         "tool": info.tool,
+        **({"plain_peak_bytes": scenario.budget.peak} if isinstance(scenario.budget, PeakPart) else {}),
     }
 
 

@@ -174,3 +174,17 @@ def test_shipped_scenarios_load_and_have_their_file_names(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name
     assert scenario.description
+
+
+def test_a_budget_in_percent_is_in_bytes_once_loaded(tmp_path: Path) -> None:
+    scenario = load_scenario(scenario_file(tmp_path, GOOD + "budget: 75%\n"), {"alignment": "100 B"})
+    assert (scenario.budget, scenario.available) == (225, 225)
+    assert "225 B (75% of the peak without offloading, 300 B)" in repr(scenario)
+
+
+def test_mistakes_of_a_budget_in_percent_name_file_and_line(tmp_path: Path) -> None:
+    (message,) = problems_of(scenario_file(tmp_path, GOOD + "budget: 0%\n"))
+    assert message == "try.yaml: line 6, budget: '0%' is not a percentage above 0%: write for example '50%'"
+    (message,) = problems_of(scenario_file(tmp_path, GOOD + "budget: 1000000000%\n"))
+    expected = "budget: 1000000000% (2.794 GiB) is more than the 2 GiB that node laptop-2gb has; lower it, or raise"
+    assert message.startswith(f"try.yaml: line 6, {expected}")

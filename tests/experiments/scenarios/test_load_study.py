@@ -499,3 +499,28 @@ def test_a_mistake_in_oversubscription_is_reported_with_its_place(
 ) -> None:
     message = problems_of(study_file(tmp_path, OVERSUBSCRIBED.replace(old, new)))
     assert any(line.startswith(f"try.yaml: {expected}") for line in message), message
+
+
+PERCENT = """\
+schema: simgpu.study/2
+node: v100
+traces: {chain: chain, other: chain}
+runs:
+  half: {policy: vdnn, budget: 50%, per_trace: {other: {budget: 75%}}}
+  sweep: {policy: vdnn, budgets: [40%, 80%]}
+baseline: half
+"""
+
+
+def test_budgets_in_percent_are_parts_of_each_traces_peak(tmp_path: Path) -> None:
+    half, *sweep = load_study(study_file(tmp_path, PERCENT)).runs
+    assert [half.on(trace)[1] for trace in ("chain", "other")] == [150, 225]
+    assert [(run.label, run.peak_part, run.on("chain")[1]) for run in sweep] == [
+        ("sweep 40%", 0.4, 120),
+        ("sweep 80%", 0.8, 240),
+    ]
+
+
+def test_a_sweep_mixes_no_sizes_with_percentages(tmp_path: Path) -> None:
+    (message,) = problems_of(study_file(tmp_path, PERCENT.replace("[40%,", "[4 GiB,")))
+    assert "runs.sweep: a sweep has budgets as sizes or as percentages: write two runs, one with each" in message
