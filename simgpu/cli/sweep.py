@@ -26,6 +26,7 @@ from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as ROW_OOM
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
+from simgpu.experiments.sweep.spread import MEASURES, SEED, SPREAD_HEADINGS, seed_spreads, spread_rows
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, failures, shown_rows
 from simgpu.policies.common.placing import bar
 
@@ -81,6 +82,8 @@ def sweep(
 
     At the end, results.csv and results.parquet contain one row per point and policy, with all parameters and metrics.
     The files are byte-identical for any number of processes, and for a cluster.
+
+    A sweep that varies the seed also shows mean, standard deviation, minimum and maximum over the seeds.
 
     Exit code 3: every point ran out of simulated memory. Exit code 2: no point has a result, for other reasons.
 
@@ -182,11 +185,12 @@ def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
     if sum(result.counts.values()) <= SHOWN:
         rows = shown_rows(swept, result.rows())
         screen.print(Text(", ".join(swept.paths), style="bold"))
-        for line, strong in _lines(rows):
-            screen.print(Text(line, style="bold" if strong else ""))
+        _show_lines(screen, HEADINGS[1:], rows)
         if any(row[2].endswith("*") for row in rows):
             screen.print("* unsteady: the last two iterations differ; run more iterations")
         screen.print()
+    if SEED in swept.paths:
+        _show_spread(screen, result)
     for note in result.notes:
         screen.print(note)
     files = [CSV, PARQUET, REPORT] if has_parquet() else [CSV, REPORT]
@@ -201,6 +205,27 @@ def show_sweep(screen: Screen, result: SweepResult, folder: Path) -> None:
         screen.print(f"no {PARQUET}: {MissingExtraError('writing Parquet', 'pyarrow', 'parquet')}")
 
 
+def _show_spread(screen: Screen, result: SweepResult) -> None:
+    """Prints the spread of the step time and of the peak over several seeds, if there are few rows."""
+    spreads = seed_spreads(result.sweep, result.rows())
+    if all(each.seeds == 1 for each in spreads):
+        return
+    if len(spreads) > SHOWN:
+        screen.print("the spread over the seeds has too many rows to show: see SweepResult.seed_spread() in Python\n")
+        return
+    others = [path for path in result.sweep.paths if path != SEED]
+    for measure, (title, _) in MEASURES.items():
+        paths = f"{', '.join(others)}: " if others else ""
+        screen.print(Text(f"{paths}{title} over the seeds", style="bold"))
+        _show_lines(screen, SPREAD_HEADINGS, spread_rows(spreads, measure))
+        screen.print()
+
+
+def _show_lines(screen: Screen, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    for line, strong in _lines(headings, rows):
+        screen.print(Text(line, style="bold" if strong else ""))
+
+
 def _facts(swept: Sweep) -> Iterator[tuple[str, str]]:
     if swept.description:
         yield "about", swept.description
@@ -208,9 +233,11 @@ def _facts(swept: Sweep) -> Iterator[tuple[str, str]]:
         yield "varies", f"{', '.join(axis.paths)}: {len(axis.steps)}"
 
 
-def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
-    """Table lines: one per point, followed by one per policy; each with whether it is a heading."""
-    headings = HEADINGS[1:]
+def _lines(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
+    """Table lines: one per point, followed by one per policy; each with whether it is a heading.
+
+    rows: the text of their point, which may be empty, and a cell under each heading
+    """
     cells = [row[1:] for row in rows]
     widths = [max(map(len, column)) + _GAP for column in zip(headings, *cells, strict=True)]
     free = WIDTH - sum(widths[1:]) - _GAP
@@ -223,7 +250,8 @@ def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, bool]]:
 
     yield line(*headings), True
     for point, policies in groupby(rows, key=lambda row: row[0]):
-        yield point, False
+        if point:
+            yield point, False
         for row in policies:
             yield line(*row[1:]), False
 

@@ -59,6 +59,20 @@ def test_sweep_prints_its_axes_and_the_results_folder(place: Path) -> None:
     assert again.stdout == done.stdout.replace("points   3", "points   3, 0 of them run in this call")
 
 
+def test_a_sweep_of_seeds_prints_their_spread(place: Path) -> None:
+    seeds = ["--set", "sweep.points=[{seed: 1}, {seed: 2}]", "--set", "sweep.grid.budget=[100 kB, 1 MB]"]
+    lines = simgpu("sweep", "study.yaml", "--jobs", 1, *seeds, "--set", "policies=[none]").stdout.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line == "budget: step time over the seeds")
+    assert [line.split() for line in lines[start + 1 : start + 6]] == [
+        ["policy", "seeds", "mean", "std.", "dev.", "min", "max"],
+        ["100", "kB"],
+        ["none", "0", "of", "2", "OOM", "-", "-", "-"],
+        ["1", "MB"],
+        ["none", "2", "60", "us", "0", "ns", "60", "us", "60", "us"],
+    ]
+    assert "budget: peak memory over the seeds" in lines
+
+
 @pytest.mark.slow
 def test_many_rows_are_only_written_to_files(place: Path) -> None:
     done = simgpu(

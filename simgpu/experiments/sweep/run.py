@@ -16,6 +16,7 @@ from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.fingerprint import fingerprint, fingerprint_of_point
 from simgpu.experiments.sweep.folder import WRITTEN, close_unfinished, open_store, select_reusable, write_results
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
+from simgpu.experiments.sweep.spread import seed_spreads
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, columns_of, frame_of, shown_rows, table_rows
 from simgpu.graph.replicate import NO_COLLECTIVES
@@ -64,6 +65,23 @@ class SweepResult:
         provenance.
         """
         return frame_of(columns_of(self.sweep, self._stored()), self.rows())
+
+    def seed_spread(self) -> pd.DataFrame:
+        """The spread over the seeds: one row per policy and combination of the other varied values.
+
+        Columns: these values by path, ``policy``, ``seeds`` and ``ok`` (how many ran, and have a result), then
+        ``_mean``, ``_std`` (of a sample), ``_min`` and ``_max`` of ``iteration_ns`` and ``device_peak_bytes``. A policy
+        that draws no random numbers has a deviation of 0. Raises `InputError` for a sweep that does not vary the seed.
+
+        >>> from simgpu.experiments.scenarios.load_sweep import make_sweep
+        >>> values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1}
+        >>> result = run_sweep(make_sweep({**values, "sweep": {"grid": {"seed": [0, 1]}}}, "an example"))
+        >>> result.seed_spread()[["policy", "seeds", "iteration_ns_mean", "iteration_ns_std"]].values.tolist()
+        [['none', 2, 110130863.0, 0.0]]
+        """
+        import pandas as pd
+
+        return pd.DataFrame([each.row for each in seed_spreads(self.sweep, self.rows())])
 
     def plot(
         self, y: str = "samples_per_s", x: str = "budget_bytes", *, references: Mapping[str, Any] | None = None

@@ -183,7 +183,15 @@ def point_text(sweep: Sweep, point: int) -> str:
     >>> point_text(load_sweep("memory-sweep"), 0)
     '16 MiB, 1 GB/s, 1 GB/s'
     """
-    values = sweep.values(point)
+    return values_text(sweep.values(point))
+
+
+def values_text(values: Mapping[str, object]) -> str:
+    """Varied values as one text, in their order.
+
+    >>> values_text({"budget": "16 MiB", "policies[0]": {"vdnn": {"mode": "conv"}}})
+    '16 MiB, {vdnn: {mode: conv}}'
+    """
     texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in values.values()]
     return ", ".join(texts).replace('"', "")
 
