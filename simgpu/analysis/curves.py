@@ -6,6 +6,7 @@ Loads matplotlib, so import it only where something is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill, wrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,6 +16,8 @@ from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.plots import RunFigure
 
 _WIDTH_INCHES, _HEIGHT_INCHES, _BAR_INCHES = 9.0, 3.8, 0.32
+#: Height of a line of the legend, and the columns before its names wrap.
+_NAME_INCHES, _NAME_COLUMNS = 0.18, 40
 _REFERENCE: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
 _FRONT: dict[str, Any] = {"color": "#333333", "linewidth": 1.2, "linestyle": "--", "zorder": 1}
 
@@ -29,10 +32,12 @@ def plot_curves(
     xlabel: str,
     ylabel: str,
     references: Mapping[str, float | Points] | None = None,
+    spreads: Mapping[str, Sequence[float]] | None = None,
 ) -> RunFigure:
     """One line per run over a varied number.
 
     references: lines to compare with, by name: a number is a horizontal line, points are a curve (a lower bound, say).
+    spreads: half the length of the error bar at each point of a run.
 
     >>> figure = plot_curves({"vdnn": [(8, 79), (10, 80)]}, title="VGG-16", xlabel="budget (GiB)", ylabel="samples/s")
     >>> figure.axes[0].get_xlabel()
@@ -45,7 +50,10 @@ def plot_curves(
         else ax.plot([], [], **looks[label].line)[0]
         for label, points in curves.items()
     ]
-    names = list(curves)
+    for label, lengths in (spreads or {}).items():
+        bars: dict[str, Any] = {"fmt": "none", "elinewidth": 1.2, "capsize": 3, "zorder": 2}
+        ax.errorbar(*_columns(curves[label]), yerr=lengths, ecolor=looks[label].colour, **bars)
+    names = [fill(name, _NAME_COLUMNS) for name in curves]
     for name, reference in (references or {}).items():
         if isinstance(reference, float | int):
             handles.append(ax.axhline(reference, linestyle=":", **_REFERENCE))
@@ -117,7 +125,8 @@ def plot_budgets(
 
 
 def _begin(runs: Mapping[str, Points]) -> tuple[RunFigure, Axes, dict[str, RunLook]]:
-    figure = RunFigure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES), layout="constrained")
+    lines = sum(len(wrap(name, _NAME_COLUMNS)) for name in runs)
+    figure = RunFigure(figsize=(_WIDTH_INCHES, max(_HEIGHT_INCHES, 1.0 + _NAME_INCHES * lines)), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.subplots()
     _bare(ax)

@@ -47,6 +47,8 @@ _EDGED_BARS, _EDGED_GRAINS = 40, 4
 _DPI = 150
 #: Per format of `save_figure`: what must not go into the file, because it would differ from run to run.
 _METADATA: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+#: Settings of matplotlib: text in SVG and PDF instead of its outlines, and the same identifiers in every file.
+_AS_TEXT: dict[Any, Any] = {"svg.hashsalt": "simgpu", "svg.fonttype": "none", "pdf.fonttype": 42}
 LIVE_COLOUR, PADDING_COLOUR, RESERVED_COLOUR = "#4477AA", "#DDAA33", "#CC6677"
 #: Means of the power are drawn over the window's length over this, which a reader can still distinguish.
 _POWER_STEPS = 600
@@ -189,14 +191,27 @@ def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: st
     return cast(Figure, ax.figure)
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Writes a figure atomically as PNG, SVG or PDF by its suffix; `InputError` when it cannot be written."""
+def figure_format(path: str | Path) -> str:
+    """The format of a figure's file by its suffix; `InputError` for another suffix.
+
+    >>> figure_format("memory.pdf")
+    'pdf'
+    """
     suffix = Path(path).suffix.lstrip(".")
     if suffix not in _METADATA:
         known = ", ".join(f".{name}" for name in _METADATA)
         raise InputError.single(path, "", f"'{suffix}' is not a format of figures", f"end the name in one of {known}")
+    return suffix
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Writes a figure atomically as PNG, SVG or PDF by its suffix; `InputError` when it cannot be written.
+
+    SVG and PDF contain text, which can be searched and edited. Equal figures give equal bytes.
+    """
+    suffix = figure_format(path)
     arranged = _arranged(figure) if suffix == "png" else nullcontext()
-    with atomic_file(path) as part, part.open("wb") as file, rc_context({"svg.hashsalt": "simgpu"}), arranged:
+    with atomic_file(path) as part, part.open("wb") as file, rc_context(_AS_TEXT), arranged:
         figure.savefig(file, format=suffix, dpi=_DPI, metadata=_METADATA[suffix])
 
 

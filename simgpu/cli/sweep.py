@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
@@ -17,17 +18,19 @@ from simgpu.cli.group import BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY, show_error, 
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
-from simgpu.errors import MissingExtraError
+from simgpu.errors import InputError, MissingExtraError
 from simgpu.experiments.measures import OOM
 from simgpu.experiments.outputs import folder_name
 from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
+from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as ROW_OOM
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
 from simgpu.experiments.sweep.spread import MEASURES, SEED, SPREAD_HEADINGS, seed_spreads, spread_rows
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, failures, shown_rows
+from simgpu.io.atomic import atomic_file
 from simgpu.policies.common.placing import bar
 
 #: Number of failure reasons to print.
@@ -64,6 +67,26 @@ _MOMENTS, _APART_S = 120, 0.5
     metavar="DIR",
     help="Folder for the results. Default: results/NAME-sweep.",
 )
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw the metric over a varied number, a line per policy, into this PDF, SVG or PNG file.",
+)
+@click.option(
+    "--latex",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the metric of points and policies as a LaTeX table (booktabs) into this .tex file.",
+)
+@click.option(
+    "--metric",
+    metavar="COLUMN",
+    default="iteration_ns",
+    show_default=True,
+    help="Numeric column of the results for --figure and --latex, e.g. slowdown.",
+)
+@click.option("--over", metavar="PATH", help="Varied path on the x axis of --figure. Default: the first with numbers.")
 @click.option("--restart", is_flag=True, help="Delete existing results first, even those of another sweep.")
 @quiet_option
 def sweep(
@@ -72,6 +95,10 @@ def sweep(
     jobs: int | None,
     address: str | None,
     output: Path | None,
+    figure: Path | None,
+    latex: Path | None,
+    metric: str,
+    over: str | None,
     restart: bool,
     quiet: bool,
 ) -> None:
@@ -90,12 +117,15 @@ def sweep(
     \b
     simgpu sweep memory-sweep
     simgpu sweep memory-sweep --set "sweep.grid.budget=[20 MiB, 30 MiB]" -o two
+    simgpu sweep memory-sweep --set "sweep.grid.budget=[30%, 60%, 100%]" \\
+        --figure times.pdf --latex times.tex
     simgpu sweep my-study.yaml --jobs 16
     simgpu sweep my-study.yaml --dask tcp://10.0.0.1:8786
     """
     if jobs is not None and address is not None:
         raise click.UsageError("--jobs and --dask exclude each other: leave out one of them.")
     loaded = load_sweep(scenario, parse_settings(settings))
+    papers = PaperFiles.checked(loaded, figure, latex, metric, over)
     folder = output if output is not None else default_folder(loaded.name)
     count = Count()
     try:
@@ -111,8 +141,64 @@ def sweep(
     except (KeyboardInterrupt, SystemExit) as stop:
         click.echo(f"stopped after {count.done} of {loaded.count} points; run the same command to resume", err=True)
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
-    show_sweep(Screen(), result, folder)
+    screen = Screen()
+    show_sweep(screen, result, folder)
+    if result.counts[OK]:
+        with progress(quiet) as say:
+            say("drawing")
+            written = papers.write(result)
+        screen.print(facts([(name, str(path)) for name, path in written.items()]))
     _end(result, folder)
+
+
+@dataclass(frozen=True)
+class PaperFiles:
+    """The files for a paper that a sweep also writes. over: the path on the figure's x axis, None without a figure."""
+
+    figure: Path | None
+    latex: Path | None
+    metric: str
+    over: str | None
+
+    @classmethod
+    def checked(
+        cls, swept: Sweep, figure: Path | None, latex: Path | None, metric: str, over: str | None
+    ) -> PaperFiles:
+        """The files of these options. Raises `InputError` before anything runs, for a file that cannot be written."""
+        if over is not None and figure is None:
+            raise click.UsageError("--over needs --figure, whose x axis it names.")
+        for option, path in (("--figure", figure), ("--latex", latex)):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise InputError.single(path, "", f"{option}: there is no folder {path.parent}", "create it")
+        if latex is not None and latex.suffix != ".tex":
+            raise InputError.single(latex, "", f"'{latex.suffix}' is no LaTeX file", "end the name in .tex")
+        if figure is None:
+            return cls(None, latex, metric, None)
+        from simgpu.analysis.plots import figure_format  # loads matplotlib
+
+        figure_format(figure)
+        return cls(figure, latex, metric, numeric_path(swept, over).path)
+
+    def write(self, result: SweepResult) -> dict[str, Path]:
+        """Writes them, each atomically, and returns those written. Raises `InputError` for an unknown metric."""
+        written = {}
+        try:
+            if self.figure is not None:
+                from simgpu.analysis.plots import save_figure
+
+                save_figure(result.plot(self.metric, self.over or ""), self.figure)
+                written["figure"] = self.figure
+            if self.latex is not None:
+                text = result.latex(self.metric)
+                with atomic_file(self.latex) as part:
+                    part.write_text(text, encoding="utf-8")
+                written["table"] = self.latex
+        except InputError as error:
+            raise InputError(
+                replace(each, place="--metric") if each.place in ("argument y", "argument metric") else each
+                for each in error.problems
+            ) from None
+        return written
 
 
 def default_folder(name: str) -> Path:

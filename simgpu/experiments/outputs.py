@@ -10,7 +10,7 @@ of a run        <policy>/timeline.csv               one row per span, likewise .
                 <policy>/kernels.csv, blocks.csv    with such a timeline: the tasks that ran, in a trace's columns
                 <policy>/tasks.json                 the simulated costs of these tasks
                 <policy>/program.json               the instructions that ran; kernels and blocks by number
-                <policy>/timeline.png               and memory.png, run.png, or .svg
+                <policy>/timeline.png               and memory.png, run.png, or .svg, .pdf
 of trainings    <policy>/epochs.csv                 one row per epoch
                 <policy>/decisions.png              which blocks were offloaded compressed, per epoch
 of a study      results.csv                         one row per trace and run: batch, samples/s, step-time breakdown

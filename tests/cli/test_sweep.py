@@ -73,6 +73,39 @@ def test_a_sweep_of_seeds_prints_their_spread(place: Path) -> None:
     assert "budget: peak memory over the seeds" in lines
 
 
+def test_a_sweep_writes_a_figure_and_a_latex_table(place: Path) -> None:
+    papers = ["--figure", "times.svg", "--latex", "times.tex", "--metric", "slowdown"]
+    done = simgpu("sweep", "study.yaml", "--jobs", 1, *papers)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-2:] == ["figure  times.svg", "table   times.tex"]
+    assert ">slowdown</text>" in (place / "times.svg").read_text(encoding="utf-8")
+    assert r"\multicolumn" in (place / "times.tex").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--figure", "times.jpg"], "times.jpg: 'jpg' is not a format of figures; end the name in one of"),
+        (["--figure", "no/times.pdf"], "no/times.pdf: --figure: there is no folder no; create it"),
+        (["--latex", "times.pdf"], "times.pdf: '.pdf' is no LaTeX file; end the name in .tex"),
+        (["--figure", "times.pdf", "--over", "node"], "study: sweep: 'node' is not varied by this sweep;"),
+        (["--over", "budget"], "--over needs --figure, whose x axis it names."),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_runs(
+    place: Path, options: list[str], message: str
+) -> None:
+    done = simgpu("sweep", "study.yaml", "--jobs", 1, *options)
+    assert (done.exit_code, message in " ".join(done.stderr.split())) == (2, True), done.stderr
+    assert not (place / "results").exists()
+
+
+def test_an_unknown_metric_names_its_option(place: Path) -> None:
+    done = simgpu("sweep", "study.yaml", "--jobs", 1, "--latex", "times.tex", "--metric", "slow")
+    assert done.exit_code == 2
+    assert "--metric: 'slow' is not a numeric column of this sweep; did you mean 'slowdown'" in done.stderr
+
+
 @pytest.mark.slow
 def test_many_rows_are_only_written_to_files(place: Path) -> None:
     done = simgpu(

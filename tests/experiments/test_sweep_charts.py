@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 import simgpu
+from simgpu.analysis.plots import save_figure
 from simgpu.errors import InputError
+from simgpu.experiments.scenarios.load_sweep import make_sweep
+from simgpu.experiments.scenarios.sweep import Sweep
 from simgpu.experiments.sweep.charts import pareto_front
+from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.run import SweepResult
 
 GIB = 2**30
@@ -29,7 +36,7 @@ def test_there_is_a_line_per_policy_and_combination_of_other_axes(result: SweepR
     (ax,) = result.plot("iteration_ns", "d2h_bytes_per_s", references={"ideal": 1.0}).axes
     frame = result.frame()
     ran = frame[frame["outcome"] == "ok"]
-    assert len(ax.lines) == len(ran.groupby(["policy", "budget"])) + 1
+    assert len(ax.lines) == len(frame.groupby(["policy", "budget"])) + 1
     first = ran[(ran["policy"] == "none") & (ran["budget"] == "64 MiB")].sort_values("d2h_bytes_per_s")
     assert len(first) == 2
     assert any(list(line.get_ydata()) == pytest.approx(list(first["iteration_ns"] / 1e6)) for line in ax.lines)
@@ -68,3 +75,85 @@ def test_the_front_is_drawn_as_steps_over_all_runs(result: SweepResult) -> None:
     front = result.front()
     assert list(ax.lines[-1].get_xdata()) == pytest.approx(list(front["device_peak_bytes"].astype(float) / GIB))
     assert list(ax.lines[-1].get_ydata()) == pytest.approx(list(front["samples_per_s"].astype(float)))
+
+
+def sweep_of(grid: dict[str, list[object]], **others: object) -> Sweep:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": ["none"], "iterations": 1, **others}
+    return make_sweep({**values, "sweep": {"grid": grid}}, "a test")
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "label", "numbers"),
+    [
+        ("budget", ["50%", "112.5%"], "budget (% of the peak without offloading)", [50, 112.5]),
+        ("budget", ["512 MiB", "1024 MiB"], "budget (MiB)", [512, 1024]),
+        ("budget", ["512 MiB", "1 GiB"], "budget (GiB)", [0.5, 1]),
+        ("node.link.d2h_bandwidth", ["500 MB/s", "2 GB/s"], "link, device to host (GB/s)", [0.5, 2]),
+        ("iterations", [1, 2], "iterations", [1, 2]),
+    ],
+)
+def test_a_varied_path_with_numbers_is_an_axis(
+    path: str, values: list[object], label: str, numbers: list[float]
+) -> None:
+    along = numeric_path(sweep_of({"seed": [0, 1], path: values}))
+    assert (along.path, along.label, [along.number(value) for value in values]) == (path, label, numbers)
+
+
+def test_a_path_without_numbers_is_no_axis() -> None:
+    sweep = sweep_of({"budget": ["50%", "1 GiB"], "pool": ["counting", "addressed"]})
+    with pytest.raises(InputError, match=r"varies no number .*: budget, pool; vary a size"):
+        numeric_path(sweep)
+    with pytest.raises(InputError, match=r"of budget are not numbers of one kind at every point: 50%, 1 GiB"):
+        numeric_path(sweep, "budget")
+    with pytest.raises(InputError, match=r"'bugdet' is not varied by this sweep; did you mean 'budget'"):
+        numeric_path(sweep, "bugdet")
+
+
+@pytest.fixture(scope="module")
+def of_seeds() -> SweepResult:
+    policies = ["none", "vdnn", {"home": {"particles": 4, "iterations": 2}}]
+    budgets: list[object] = ["60%", "70%", "90%"]
+    return simgpu.run_sweep(sweep_of({"budget": budgets, "seed": [0, 1, 2]}, policies=policies))
+
+
+def test_several_seeds_are_one_line_with_their_deviation(of_seeds: SweepResult) -> None:
+    figure = of_seeds.plot("iteration_ns", "budget")
+    (legend,) = figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["none (OOM)", "vdnn", "home(particles=4, iterations=2)"]
+    spread = of_seeds.seed_spread()
+    home = spread[spread.policy == labels[2]]
+    line = next(line for line in figure.axes[0].lines if len(line.get_xdata()) and line.get_ydata()[0] < 140)
+    assert list(line.get_xdata()) == [60, 70, 90]
+    assert list(line.get_ydata()) == pytest.approx(list(home.iteration_ns_mean / 1e6))
+    assert "mean and standard deviation over the seeds" in " ".join(figure.get_suptitle().split())
+    bars = [segment for bars in figure.axes[0].collections for segment in bars.get_segments()]  # type: ignore[attr-defined]
+    lengths = [(top - bottom) / 2 for (_, bottom), (_, top) in bars[-3:]]
+    assert lengths == pytest.approx(list(home.iteration_ns_std / 1e6))
+
+
+def test_labels_of_a_figure_do_not_overlap(of_seeds: SweepResult) -> None:
+    figure = of_seeds.plot("iteration_ns", "budget")
+    figure.canvas.draw()
+    (legend,), (ax,) = figure.legends, figure.axes
+    assert figure._suptitle is not None  # type: ignore[attr-defined]
+    title = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+    boxes = [title, legend.get_window_extent(), ax.get_window_extent(), ax.xaxis.label.get_window_extent()]
+    assert not [(a, b) for a, b in combinations(boxes, 2) if a.overlaps(b)]
+    ticks = [tick.get_window_extent() for tick in ax.get_xticklabels() if tick.get_text()]
+    assert not [(a, b) for a, b in combinations(ticks, 2) if a.overlaps(b)]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+
+
+def test_figures_in_svg_and_pdf_contain_text_and_are_the_same_bytes_each_time(
+    of_seeds: SweepResult, tmp_path: Path
+) -> None:
+    for suffix in ("svg", "pdf", "png"):
+        files = [tmp_path / f"{number}.{suffix}" for number in range(2)]
+        for file in files:
+            save_figure(of_seeds.plot("iteration_ns", "budget"), file)
+        assert files[0].read_bytes() == files[1].read_bytes()
+    assert ">budget (% of the peak without offloading)</text>" in (tmp_path / "0.svg").read_text(encoding="utf-8")
+    pdf = (tmp_path / "0.pdf").read_bytes()
+    assert b"/ToUnicode" in pdf and b"/Type3" not in pdf

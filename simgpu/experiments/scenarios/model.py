@@ -35,7 +35,7 @@ SCHEMA = "simgpu.scenario/2"
 Pool = Literal["counting", "addressed", "caching"]
 TimelineFormat = Literal["csv", "parquet", "perfetto", "snapshot"]
 PlotKind = Literal["timeline", "memory", "run", "power"]
-ImageFormat = Literal["png", "svg"]
+ImageFormat = Literal["png", "svg", "pdf"]
 
 
 def allocator_setting(value: object) -> object:

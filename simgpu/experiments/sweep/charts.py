@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.curves import plot_curves, plot_front
 from simgpu.errors import InputError, did_you_mean
+from simgpu.experiments.measures import OOM
+from simgpu.experiments.sweep.labels import column_label, numeric_path, provenance, scale_of
+from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
+from simgpu.experiments.sweep.spread import SEED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,38 +20,60 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.scenarios.sweep import Sweep
 
-_GIB, _GB = 2**30, 10**9
-#: Divisor and unit of the numbers in figures, by the ending of their column.
-_UNITS = {"_bytes_per_s": (_GB, "GB/s"), "_bytes": (_GIB, "GiB"), "_ns": (10**6, "ms"), "_per_s": (1, "1/s")}
-_LABELS = {
-    "samples_per_s": "samples/s",
-    "budget_bytes": "budget (GiB)",
-    "device_peak_bytes": "peak device memory (GiB)",
-    "iteration_ns": "step time (ms)",
-    "d2h_bytes_per_s": "link, device to host (GB/s)",
-}
+#: Columns added to the frame: the coordinates, as they are drawn.
+_X, _Y = "drawn x", "drawn y"
+#: Columns of a title line before it wraps, to the left of the legend.
+_TITLE_COLUMNS = 64
 
 
 def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: Mapping[str, Any]) -> Figure:
     """See `SweepResult.plot`."""
-    for name, column in (("y", y), ("x", x)):
-        if column not in frame or not _is_number(frame[column]):
-            numbers = [str(each) for each in frame if _is_number(frame[each])]
-            remedy = did_you_mean(column, numbers)
-            raise InputError.single("", f"argument {name}", f"{column!r} is not a numeric column of this sweep", remedy)
-    finished = frame[frame["outcome"] == "ok"]
-    labels = _labels(sweep, finished, x)
-    curves = {
-        label: [(float(row[x]) / _unit(x)[0], float(row[y]) / _unit(y)[0]) for _, row in rows.sort_values(x).iterrows()]
-        for label, rows in finished.groupby(labels, sort=False)
-    }
+    frame = frame.assign(**{_Y: _numbers(frame, "y", y)})
+    if x in sweep.paths:
+        along = numeric_path(sweep, x)
+        frame[_X], xlabel = [along.number(sweep.values(point)[x]) for point in frame["point"]], along.label
+    else:
+        frame[_X], xlabel = _numbers(frame, "x", x), column_label(x)
+    seeds = SEED in sweep.paths and x != SEED and frame[SEED].nunique() > 1
+    labels = _labels(sweep, frame, leaving_out=SEED if seeds else "")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    spreads: dict[str, list[float]] = {}
+    for label, rows in frame.groupby(labels, sort=False):
+        finished = rows[rows["outcome"] == OK].groupby(_X)[_Y]
+        name = str(label) if len(finished) else f"{label} ({_failure(rows)})"
+        means = finished.mean()
+        curves[name] = list(zip(means.index.astype(float), means.astype(float), strict=True))
+        spreads[name] = [0.0 if math.isnan(each) else float(each) for each in finished.std()]
+    title = f"{sweep.name}: {column_label(y)} over {xlabel}{', mean and standard deviation over the seeds' * seeds}"
     return plot_curves(
         curves,
-        title=f"{sweep.name}: {_name(y)} over {_name(x)}",
-        xlabel=_name(x),
-        ylabel=_name(y),
+        title="\n".join(fill(line, _TITLE_COLUMNS) for line in (title, provenance(_rows_of(frame)))),
+        xlabel=xlabel,
+        ylabel=column_label(y),
         references=references,
+        spreads=spreads if seeds else None,
     )
+
+
+def _rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows with a trace, as mappings."""
+    rows = frame[frame["origin"].notna()].to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def _numbers(frame: pd.DataFrame, name: str, column: str) -> pd.Series[float]:
+    """A column's numbers as they are drawn. name: of the argument, for the `InputError` for other columns."""
+    if column not in frame or not _is_number(frame[column]):
+        numbers = [str(each) for each in frame if _is_number(frame[each])]
+        what = f"{column!r} is not a numeric column of this sweep"
+        raise InputError.single("", f"argument {name}", what, did_you_mean(column, numbers))
+    return frame[column].astype("float64") / scale_of(column)
+
+
+def _failure(rows: pd.DataFrame) -> str:
+    """Why a run has no numbers at any point."""
+    outcome = str(rows["outcome"].iloc[0])
+    return OOM if outcome == OUT_OF_MEMORY else outcome
 
 
 def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
@@ -60,29 +88,36 @@ def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
 def throughput_against_memory(sweep: Sweep, frame: pd.DataFrame) -> Figure:
     """See `SweepResult.plot_front`."""
     finished, front = frame[frame["outcome"] == "ok"], pareto_front(frame)
-    labels = _labels(sweep, finished, "budget_bytes")
+    labels = _labels(sweep, finished.assign(**{_X: finished["budget_bytes"]}))
     points = {label: _points(rows) for label, rows in finished.groupby(labels, sort=False)}
     return plot_front(
         points,
         _points(front),
         title=f"{sweep.name}: throughput against peak memory",
-        xlabel=_name("device_peak_bytes"),
-        ylabel=_name("samples_per_s"),
+        xlabel=column_label("device_peak_bytes"),
+        ylabel=column_label("samples_per_s"),
     )
 
 
 def _points(rows: pd.DataFrame) -> list[tuple[float, float]]:
-    return [(row["device_peak_bytes"] / _GIB, row["samples_per_s"]) for _, row in rows.iterrows()]
+    scale = scale_of("device_peak_bytes")
+    return [(row["device_peak_bytes"] / scale, row["samples_per_s"]) for _, row in rows.iterrows()]
 
 
-def _labels(sweep: Sweep, frame: pd.DataFrame, x: str) -> pd.Series[str]:
-    """The label of each row's line: its policy, and the values of the axes other than x."""
-    paths = [path for axis in sweep.axes for path in axis.paths]
+def _labels(sweep: Sweep, frame: pd.DataFrame, leaving_out: str = "") -> pd.Series[str]:
+    """The label of each row's line: its policy, and the values of the axes other than x, which is in column `_X`.
+
+    leaving_out: a path whose values share a line
+    """
     # An axis is equivalent to x if its values and those of x correspond one to one.
     others = [
         path
-        for path in paths
-        if frame.groupby(path)[x].nunique().max() > 1 or frame[path].nunique() != frame[x].nunique()
+        for path in dict.fromkeys(sweep.paths)
+        if path != leaving_out
+        and (
+            frame.groupby(frame[path].astype(str))[_X].nunique().max() > 1
+            or frame[path].astype(str).nunique() != frame[_X].nunique()
+        )
     ]
     columns = [*(["policy"] if frame["policy"].nunique() > 1 or not others else []), *others]
     return frame[columns].astype(str).agg(", ".join, axis=1)
@@ -90,12 +125,3 @@ def _labels(sweep: Sweep, frame: pd.DataFrame, x: str) -> pd.Series[str]:
 
 def _is_number(column: pd.Series[Any]) -> bool:
     return column.dtype.kind in "iuf"
-
-
-def _unit(column: str) -> tuple[float, str]:
-    return next((unit for ending, unit in _UNITS.items() if column.endswith(ending)), (1, ""))
-
-
-def _name(column: str) -> str:
-    unit = _unit(column)[1]
-    return _LABELS.get(column) or column.replace("_", " ") + (f" ({unit})" if unit else "")

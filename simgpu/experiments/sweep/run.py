@@ -15,6 +15,7 @@ from simgpu.experiments.processes import in_processes, in_this_process
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.fingerprint import fingerprint, fingerprint_of_point
 from simgpu.experiments.sweep.folder import WRITTEN, close_unfinished, open_store, select_reusable, write_results
+from simgpu.experiments.sweep.latex import latex_table
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.spread import seed_spreads
 from simgpu.experiments.sweep.store import Store, stored
@@ -88,12 +89,37 @@ class SweepResult:
     ) -> Figure:
         """A matplotlib figure of a measure over a varied number, one line per policy and per value of the other axes.
 
-        y, x: columns of `frame`, such as ``slowdown`` over ``d2h_bytes_per_s``
+        Several seeds are one line: their mean, with the standard deviation as error bars.
+
+        y: a column of `frame`, such as ``slowdown``
+        x: a varied path with numbers, such as ``budget``, or a column, such as ``d2h_bytes_per_s``
         references: as for `simgpu.analysis.curves.plot_curves`, in the units of the figure
         """
         from simgpu.experiments.sweep.charts import measure_over
 
         return measure_over(self.sweep, self.frame(), y, x, references or {})
+
+    def latex(self, metric: str = "iteration_ns") -> str:
+        """A LaTeX table of a metric, in the style of booktabs: one row per point, one column per policy.
+
+        Several seeds are one row: their mean and standard deviation. metric: a column of `frame` with numbers.
+
+        >>> from simgpu.experiments.scenarios.load_sweep import load_sweep
+        >>> changes = {"sweep.grid.budget": ["52 MiB"], "sweep.zip": [], "policies": ["none", "vdnn"]}
+        >>> print(run_sweep(load_sweep("memory-sweep", changes)).latex("slowdown"))
+        % memory-sweep: slowdown; recorded on CPU (AMD EPYC), 2026-11-21; needs \\usepackage{booktabs}
+        \\begin{tabular}{lrr}
+        \\toprule
+        & \\multicolumn{2}{c}{slowdown} \\\\
+        \\cmidrule(lr){2-3}
+        budget & none & vdnn \\\\
+        \\midrule
+        52 MiB & 1.000 & 1.405 \\\\
+        \\bottomrule
+        \\end{tabular}
+        <BLANKLINE>
+        """
+        return latex_table(self.sweep, self.rows(), metric)
 
     def front(self) -> pd.DataFrame:
         """The rows of `frame` on the Pareto front: no other run has more throughput and no higher peak memory."""

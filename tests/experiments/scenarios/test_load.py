@@ -149,7 +149,7 @@ outputs: {timeline: [cvs]}
         ({"policies": "vdn"}, "override: policies: unknown policy 'vdn'; did you mean 'vdnn'?"),
         ({"policies": {"vdnn": {"mode": 5}}}, "override: policies.vdnn.mode: 5"),
         ({"policies": []}, "override: policies: [] is too short; write at least 1"),
-        ({"outputs.image": "gif"}, "override: outputs.image: 'gif' is not one of the choices; known: png, svg"),
+        ({"outputs.image": "gif"}, "override: outputs.image: 'gif' is not one of the choices; known: pdf, png, svg"),
         ({"budget": "3 GiB"}, "override: budget: 3 GiB is more than the 2 GiB that node laptop-2gb has; lower it, or"),
         ({"trace": 5}, "override: trace: 5 is neither a name"),
     ],
