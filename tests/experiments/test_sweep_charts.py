@@ -109,6 +109,14 @@ def test_a_path_without_numbers_is_no_axis() -> None:
         numeric_path(sweep, "bugdet")
 
 
+def test_points_that_leave_a_value_out_have_a_label_without_it() -> None:
+    points = [{"budget": "1 GiB", "pool": "addressed"}, {"budget": "2 GiB"}, {"budget": "0.5 GiB"}]
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1}
+    result = simgpu.run_sweep(make_sweep({**values, "sweep": {"points": points}}, "a test"))
+    (legend,) = result.plot("iteration_ns", "budget").legends
+    assert [text.get_text() for text in legend.get_texts()] == ["addressed", "none"]
+
+
 @pytest.fixture(scope="module")
 def of_seeds() -> SweepResult:
     policies = ["none", "vdnn", {"home": {"particles": 4, "iterations": 2}}]

@@ -13,6 +13,7 @@ from simgpu.experiments.measures import OOM
 from simgpu.experiments.sweep.labels import column_label, numeric_path, provenance, scale_of
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.experiments.sweep.spread import SEED
+from simgpu.experiments.sweep.table import values_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
 
 def throughput_against_memory(sweep: Sweep, frame: pd.DataFrame) -> Figure:
     """See `SweepResult.plot_front`."""
-    finished, front = frame[frame["outcome"] == "ok"], pareto_front(frame)
+    finished, front = frame[frame["outcome"] == OK], pareto_front(frame)
     labels = _labels(sweep, finished.assign(**{_X: finished["budget_bytes"]}))
     points = {label: _points(rows) for label, rows in finished.groupby(labels, sort=False)}
     return plot_front(
@@ -109,18 +110,26 @@ def _labels(sweep: Sweep, frame: pd.DataFrame, leaving_out: str = "") -> pd.Seri
 
     leaving_out: a path whose values share a line
     """
+    import pandas as pd
+
+    texts = {path: _texts(sweep, frame, path) for path in dict.fromkeys(sweep.paths) if path != leaving_out}
     # An axis is equivalent to x if its values and those of x correspond one to one.
     others = [
-        path
-        for path in dict.fromkeys(sweep.paths)
-        if path != leaving_out
-        and (
-            frame.groupby(frame[path].astype(str))[_X].nunique().max() > 1
-            or frame[path].astype(str).nunique() != frame[_X].nunique()
-        )
+        column
+        for column in texts.values()
+        if frame.groupby(column)[_X].nunique().max() > 1 or column.nunique() != frame[_X].nunique()
     ]
-    columns = [*(["policy"] if frame["policy"].nunique() > 1 or not others else []), *others]
-    return frame[columns].astype(str).agg(", ".join, axis=1)
+    columns = [*([frame["policy"]] if frame["policy"].nunique() > 1 or not others else []), *others]
+    named = [", ".join(text for text in row if text) for row in zip(*columns, strict=True)]
+    labels = [label or policy for label, policy in zip(named, frame["policy"], strict=True)]
+    return pd.Series(labels, index=frame.index)
+
+
+def _texts(sweep: Sweep, frame: pd.DataFrame, path: str) -> pd.Series[str]:
+    """The values of a path as text; empty at points that do not set it."""
+    return frame["point"].map(
+        lambda point: values_text({path: values[path]}) if path in (values := sweep.values(int(point))) else ""
+    )
 
 
 def _is_number(column: pd.Series[Any]) -> bool:
