@@ -147,7 +147,8 @@ def sweep(
         with progress(quiet) as say:
             say("drawing")
             written = papers.write(result)
-        screen.print(facts([(name, str(path)) for name, path in written.items()]))
+        if written:
+            screen.print(facts([("written", ", ".join(map(str, written)))]))
     _end(result, folder)
 
 
@@ -179,20 +180,20 @@ class PaperFiles:
         figure_format(figure)
         return cls(figure, latex, metric, numeric_path(swept, over).path)
 
-    def write(self, result: SweepResult) -> dict[str, Path]:
+    def write(self, result: SweepResult) -> list[Path]:
         """Writes them, each atomically, and returns those written. Raises `InputError` for an unknown metric."""
-        written = {}
+        written = []
         try:
             if self.figure is not None:
                 from simgpu.analysis.plots import save_figure
 
                 save_figure(result.plot(self.metric, self.over or ""), self.figure)
-                written["figure"] = self.figure
+                written.append(self.figure)
             if self.latex is not None:
                 text = result.latex(self.metric)
                 with atomic_file(self.latex) as part:
                     part.write_text(text, encoding="utf-8")
-                written["table"] = self.latex
+                written.append(self.latex)
         except InputError as error:
             raise InputError(
                 replace(each, place="--metric") if each.place in ("argument y", "argument metric") else each

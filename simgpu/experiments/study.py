@@ -15,15 +15,14 @@ from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA, StudyValues
 from simgpu.experiments.training import Epoch, Training, train
 from simgpu.policies.base import plain_parameters, policy_label
 from simgpu.policies.registry import make_policy
+from simgpu.simulation.plain_peak import part_facts
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
     from simgpu.experiments.scenarios.study import Study, StudyRun
-    from simgpu.simulation.plain_peak import part_facts
-from simgpu.simulation.plain_peak import part_facts
-from simgpu.trace.model import Trace
+    from simgpu.trace.model import Trace
 
 
 @dataclass(frozen=True, repr=False)
