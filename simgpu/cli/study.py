@@ -13,6 +13,7 @@ from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import studies, study_keys
+from simgpu.cli.sweep import Count, cores
 from simgpu.experiments.outputs import STUDY_FOLDER, write_study
 from simgpu.experiments.scenarios.load_study import load_study
 from simgpu.experiments.study import StudyResult, run_study
@@ -39,6 +40,9 @@ from simgpu.version import __version__
     "traces.VGG16=null. Repeatable.",
 )
 @click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes. Default: one per core."
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -47,7 +51,9 @@ from simgpu.version import __version__
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
-def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: bool, quiet: bool) -> None:
+def study(
+    study: str, settings: tuple[str, ...], jobs: int | None, output: Path | None, as_json: bool, quiet: bool
+) -> None:
     """Run STUDY (a shipped name or a YAML file) and compare its results with published numbers.
 
     Tables have one row per network and one column per run. A study of budgets has one row per run, a study of batch
@@ -68,8 +74,9 @@ def study(study: str, settings: tuple[str, ...], output: Path | None, as_json: b
     about = {"simgpu": __version__}
     if output is not None:
         STUDY_FOLDER.check(output)
+    count = Count(of="runs", last="comparing")
     with progress(quiet) as say:
-        result = run_study(loaded, progress=say)
+        result = run_study(loaded, jobs=jobs or cores(), progress=lambda done, total: say(count.text(done, total)))
         if output is not None:
             say("writing the outputs")
             write_study(result, output, about=about)

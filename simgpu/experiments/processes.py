@@ -22,6 +22,8 @@ from simgpu.errors import InputError
 Outcome = TypeVar("Outcome")
 Opened = TypeVar("Opened")
 Opened_co = TypeVar("Opened_co", covariant=True)
+#: Called with the number of finished points and the total.
+Progress = Callable[[int, int], None]
 
 
 class HasPoints(Protocol[Opened_co]):
@@ -34,6 +36,24 @@ class HasPoints(Protocol[Opened_co]):
 #: Submitted points per worker: one that runs and one that waits.
 AHEAD = 2
 _DIED = "the process that ran it died: the system may have ended it for lack of memory"
+
+
+def check_jobs(jobs: object) -> None:
+    """Raises `InputError` for a number of processes that is none."""
+    if type(jobs) is not int or jobs < 1:
+        what = f"{jobs!r} is not a whole number of at least 1"
+        raise InputError.single("", "argument jobs", what, "give the number of worker processes")
+
+
+def in_jobs(
+    work: HasPoints[Opened],
+    points: Iterable[int],
+    jobs: int,
+    run: Callable[[Opened, int], Outcome],
+    died: Callable[[int, str], Outcome],
+) -> Generator[Outcome, None, None]:
+    """Run the points in worker processes, or in this process if `jobs` is 1, and yield each outcome."""
+    return in_this_process(work, points, run) if jobs == 1 else in_processes(work, points, jobs, run, died)
 
 
 def in_this_process(

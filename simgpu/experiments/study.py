@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from simgpu.analysis.breakdown import PARTS
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.max_batch import max_batch
+from simgpu.experiments.processes import Progress, check_jobs, in_jobs
 from simgpu.experiments.study_measures import StudyCell, memory_of
 from simgpu.experiments.study_tables import study_text
 from simgpu.experiments.study_values import STUDY_REPORT_SCHEMA, StudyValues
@@ -122,28 +124,62 @@ class StudyResult(StudyValues):
         return study_text(self)
 
 
-def run_study(study: Study, *, progress: Callable[[str], None] | None = None) -> StudyResult:
-    """Run every run of a study on every trace.
+def run_study(study: Study, *, jobs: int = 1, progress: Progress | None = None) -> StudyResult:
+    """Run every run of a study on every trace. The results do not depend on where they run.
 
     If a run is out of memory on a trace, or its policy refuses it, its cell has no numbers.
 
-    progress: called with a line before each trace
+    jobs: number of worker processes on this machine; 1 runs everything in this process
+    progress: called with the number of finished runs on traces and their total
 
     >>> from simgpu.experiments.scenarios.load_study import load_study
     >>> result = run_study(load_study("cswap-6a", {"epochs": [48]}))
     >>> round(result.ratio("Plain20", "CSWAP", "static"), 3), result.mean("vDNN", "vDNN")
     (1.0, 1.0)
     """
+    check_jobs(jobs)
+    work = _Cells(study)
+    points = range(len(work.labels))
+    finished = in_jobs(work, points, min(jobs, len(points) or 1), _numbered_cell, partial(_died, study))
+    if progress:
+        progress(0, len(points))
     cells = {}
-    for label in study.traces:
-        if progress:
-            progress(f"{label}, {len(study.runs)} runs of {len(study.epochs)} epochs")
-        for run in study.runs:
-            cells[label, run.label] = cell_of(study, label, run)
+    with closing(finished):
+        for done, (point, cell) in enumerate(finished, 1):
+            cells[point] = cell
+            if progress:
+                progress(done, len(points))
     wants_memory = any(row.memory is not None for row in study.published)
     return StudyResult(
-        study, cells, {label: memory_of(trace) for label, trace in study.traces.items()} if wants_memory else {}
+        study,
+        {work.labels[point]: cells[point] for point in points},
+        {label: memory_of(trace) for label, trace in study.traces.items()} if wants_memory else {},
     )
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The cells of a study as numbered points: every run on the first trace, then on the next."""
+
+    study: Study
+
+    @cached_property
+    def labels(self) -> list[tuple[str, str]]:
+        """Trace and run by number."""
+        return [(trace, run.label) for trace in self.study.traces for run in self.study.runs]
+
+    def points(self) -> Study:
+        return self.study
+
+
+def _numbered_cell(study: Study, point: int) -> tuple[int, StudyCell]:
+    trace, run = divmod(point, len(study.runs))
+    return point, cell_of(study, list(study.traces)[trace], study.runs[run])
+
+
+def _died(study: Study, point: int, reason: str) -> tuple[int, StudyCell]:
+    trace = list(study.traces.values())[point // len(study.runs)]
+    return point, StudyCell(None, refused=reason, batch=trace.info.batch)
 
 
 def _about(trace: Trace) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from simgpu.experiments.processes import in_processes, in_this_process
+from simgpu.experiments.processes import Progress, in_jobs
 from simgpu.papers.answers import (
     AS_IT_IS,
     Changed,
@@ -29,8 +29,6 @@ from simgpu.papers.verdicts import Judgement, Verdict, judge
 
 #: Stands for all tasks of a group whose process died, in place of a task's key.
 _ALL = ""
-#: Called with the number of finished tasks and the total.
-Progress = Callable[[int, int], None]
 
 
 def reproduce(
@@ -111,12 +109,7 @@ class Run:
         if progress:
             progress(done, total)
         points = range(len(missing.groups))
-        workers = min(jobs, len(points))
-        finished = (
-            in_processes(missing, points, workers, run_group, _died)
-            if workers > 1
-            else in_this_process(missing, points, run_group)
-        )
+        finished = in_jobs(missing, points, min(jobs, len(points) or 1), run_group, _died)
         with closing(finished):
             for group in finished:
                 self._store(group, missing)

@@ -131,7 +131,7 @@ def test_frame_and_plain_values_agree(result: StudyResult) -> None:
 
 
 def test_the_command_shows_a_table_for_each_baseline_and_the_published_numbers(path: Path) -> None:
-    done = simgpu("study", path, "-q")
+    done = simgpu("study", path, "-q", "-j", 1)
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -158,14 +158,14 @@ def test_repr_contains_the_tables_of_the_command(result: StudyResult) -> None:
     assert shown.endswith("[1] doubtful")
 
 
-def test_printed_json_equals_the_result(path: Path, result: StudyResult) -> None:
-    document = json.loads(simgpu("study", path, "-q", "--json").stdout)
+def test_two_processes_print_as_json_what_one_calculates(path: Path, result: StudyResult) -> None:
+    document = json.loads(simgpu("study", path, "-q", "-j", 2, "--json").stdout)
     document.pop("simgpu")
     assert document == json.loads(json.dumps(result.to_dict()))
 
 
 def test_the_exit_code_is_3_if_nothing_fits(path: Path) -> None:
-    done = simgpu("study", path, "-q", "--set", "node.gpu.memory=50 kB")
+    done = simgpu("study", path, "-q", "-j", 1, "--set", "node.gpu.memory=50 kB")
     assert done.exit_code == 3
     assert done.stdout.count("  OOM") == 2 * 2 * 4
     assert "Traceback" not in done.stderr
@@ -195,14 +195,14 @@ def test_a_mistake_exits_with_2_and_a_message(
     arguments: list[str], message: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
-    done = simgpu("study", *arguments, "-q")
+    done = simgpu("study", *arguments, "-q", "-j", 1)
     assert done.exit_code == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
-    done = simgpu("study", path, "-q", "--set", "runs.fast.policy=cswap")
+    done = simgpu("study", path, "-q", "-j", 1, "--set", "runs.fast.policy=cswap")
     assert done.exit_code == 0
     assert done.stdout.count("refused") == 2 * 2
     assert "\nshort, fast: short: sparsity: the trace has neither sparsity nor compressed sizes, which" in done.stderr
@@ -211,7 +211,7 @@ def test_a_refused_trace_has_an_empty_cell_and_a_reason(path: Path) -> None:
 
 def test_the_exit_code_is_2_if_every_policy_refuses(path: Path) -> None:
     refuse = [f"runs.{label}.policy=cswap" for label in ("vDNN", "conv", "plain", "fast")]
-    done = simgpu("study", path, "-q", *(part for change in refuse for part in ("--set", change)))
+    done = simgpu("study", path, "-q", "-j", 1, *(part for change in refuse for part in ("--set", change)))
     assert done.exit_code == 2, done.stderr
 
 

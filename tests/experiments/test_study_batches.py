@@ -228,7 +228,7 @@ def test_a_study_without_a_sweep_has_no_plot_of_throughput_against_batch(path: P
 @pytest.mark.slow
 def test_the_command_writes_report_table_and_figures(path: Path, result: StudyResult, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    done = simgpu("study", path, "-q", "-o", folder)
+    done = simgpu("study", path, "-q", "-j", 1, "-o", folder)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.endswith(f"\nwritten to {folder}\n")
     assert sorted(file.name for file in folder.iterdir()) == [
@@ -251,13 +251,13 @@ def test_the_command_writes_report_table_and_figures(path: Path, result: StudyRe
     assert {part: int(row[f"{part}_ns"]) for part in PARTS} == cell.parts
     assert (lost["failure"], lost["batch"], lost["samples_per_s"]) == ("out of memory", "4096", "")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert simgpu("study", path, "-q", "-o", folder).exit_code == 0
+    assert simgpu("study", path, "-q", "-j", 1, "-o", folder).exit_code == 0
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_a_folder_with_other_files_is_not_replaced(path: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
-    done = simgpu("study", path, "-q", "-o", tmp_path)
+    done = simgpu("study", path, "-q", "-j", 1, "-o", tmp_path)
     assert done.exit_code == 2
     assert "contains files that are not from an earlier study of simgpu" in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]

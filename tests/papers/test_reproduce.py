@@ -343,11 +343,11 @@ def test_an_experiment_changes_only_its_stated_settings(calls: list[str]) -> Non
 
 
 def test_all_tasks_of_a_group_fail_when_its_process_dies(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def dead(left: Groups, points: Iterable[int], _: object) -> Iterator[Done]:
+    def dead(left: Groups, points: Iterable[int], *_: object) -> Iterator[Done]:
         for number in points:
             yield _died(number, "the process died")
 
-    monkeypatch.setattr("simgpu.papers.reproduce.in_this_process", dead)
+    monkeypatch.setattr("simgpu.papers.reproduce.in_jobs", dead)
     result = Run(paper({"number": NUMBER, "order": ORDER}, assumptions=OTHER).claims).outcome(causes=False)
     assert {part.judged.detail for each in result.claims for part in each.parts} == {"the process died"}
     assert {each.verdict for each in result.claims} == {Verdict.FAILED}

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.errors import InputError
-from simgpu.experiments.processes import in_processes, in_this_process
+from simgpu.experiments.processes import Progress, check_jobs, in_jobs
 from simgpu.experiments.sweep.cluster import on_cluster
 from simgpu.experiments.sweep.fingerprint import fingerprint, fingerprint_of_point
 from simgpu.experiments.sweep.folder import WRITTEN, close_unfinished, open_store, select_reusable, write_results
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
     from simgpu.experiments.scenarios.sweep import Sweep
 
-#: Called with the number of finished points and the total.
-Progress = Callable[[int, int], None]
 _EDITED = "code that affects results was edited while the sweep ran: the same call runs its points again"
 #: Runs points and yields each as it finishes.
 PointRunner = Callable[[Iterable[int]], Generator[PointRows, None, None]]
@@ -179,16 +176,12 @@ def run_sweep(
     >>> result.counts
     {'ok': 4, 'out of memory': 4, 'refused': 0, 'error': 0}
     """
-    if type(jobs) is not int or jobs < 1:
-        what = f"{jobs!r} is not a whole number of at least 1"
-        raise InputError.single("", "argument jobs", what, "give the number of worker processes")
+    check_jobs(jobs)
 
     def run_pending(points: Iterable[int]) -> Generator[PointRows, None, None]:
         if dask is not None:
             return on_cluster(sweep, points, dask)
-        if jobs == 1:
-            return in_this_process(sweep, points, run_point)
-        return in_processes(sweep, points, jobs, run_point, died)
+        return in_jobs(sweep, points, jobs, run_point, died)
 
     return run_points(sweep, run_pending, folder=folder, restart=restart, progress=progress)
 
