@@ -115,7 +115,15 @@ def make(
                 progress=say,
             )
         else:
-            step = record_compiled(model, batch=batch, gpu=gpu, optimizer=optimizer, inputs=given, progress=say)
+            step = record_compiled(
+                model,
+                batch=batch,
+                micro_batches=micro_batches,
+                gpu=gpu,
+                optimizer=optimizer,
+                inputs=given,
+                progress=say,
+            )
         result = make_plan(step, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
         if settings:
             say("simulating the settings of other frameworks")
@@ -144,9 +152,6 @@ def _check(model: str, batch: int | None, execute: str, policy: str | None, micr
     if micro_batches > 1 and is_trace:
         what = f"{model} is a recorded trace, which has its own micro-batches"
         problems.append(Problem("plan", "--micro-batches", what, "leave it out, or give the model"))
-    if micro_batches > 1 and execute == "compile":
-        what = "a compiled step is planned for one call of the model"
-        problems.append(Problem("plan", "--micro-batches", what, "leave it out, or plan with --execute eager"))
     if execute == "compile" and is_trace:
         what = f"{model} is a recorded trace, and a compiled model has to be traced by PyTorch"
         problems.append(Problem("plan", "--execute", what, "give the model"))

@@ -31,7 +31,7 @@ from simgpu.torch.patching import replaced_forward
 #: A context in which a model is compiled.
 Settings = Callable[[], AbstractContextManager[Any]]
 
-_ROOT = re.compile(r"^L\['[^']*'\]\.?|^L__self__[._]*")
+_ROOT = re.compile(r"^L\['[^']*'\](\.__self__)?\.?|^L__self__[._]*")
 _PART = re.compile(r"\._modules\['([^']*)'\]")
 _VERSIONS = 10**6
 #: Where PyTorch marks nodes that checkpointing has decided about.

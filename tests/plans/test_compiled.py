@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import chain, combinations
 from typing import Any
@@ -48,8 +49,8 @@ def layers(batch: int) -> tuple[Any, ...]:
 
 
 @cache
-def step_of(name: str, batch: int = 16) -> CompiledStep:
-    return record_compiled(MODELS.get(name, layers), batch=batch)
+def step_of(name: str, batch: int = 16, micro_batches: int = 1) -> CompiledStep:
+    return record_compiled(MODELS.get(name, layers), batch=batch, micro_batches=micro_batches)
 
 
 def between(step: CompiledStep, part: float) -> int:
@@ -59,14 +60,15 @@ def between(step: CompiledStep, part: float) -> int:
     return least + int((most - least) * part)
 
 
-def recorded_with(name: str, batch: int, partition: PlannedPartition) -> Trace:
+def recorded_with(name: str, batch: int, partition: PlannedPartition, micro_batches: int = 1) -> Trace:
     """The iteration as PyTorch runs it with a choice of what runs again."""
 
     def around(model: nn.Module) -> Any:
         return graphs_applied(model, partition.settings, is_unfused=True)
 
     factory = MODELS.get(name, layers)
-    return Session(factory, batch, "cpu", 1, 1, 0, "sgd", 0, False, "", lambda text: None, around=around).run()
+    session = Session(factory, batch, "cpu", 1, 1, 0, "sgd", 0, False, "", lambda text: None, around=around)
+    return replace(session, micro_batches=micro_batches).run()
 
 
 def lives(trace: Trace) -> list[tuple[int, int, int]]:
@@ -80,8 +82,9 @@ def lives(trace: Trace) -> list[tuple[int, int, int]]:
     return sorted((each.bytes, born.get(each.id, -1), place.get(each.release or "", len(place))) for each in made)
 
 
-def expect_the_iteration(name: str, shares: tuple[float, ...]) -> None:
-    step = step_of(name, 2)
+def expect_the_iteration(name: str, shares: tuple[float, ...], micro_batches: int = 1) -> None:
+    batch = 2 * micro_batches
+    step = step_of(name, batch, micro_batches)
     draw = random.Random(name)
     known = step.query.known
     for share in shares:
@@ -89,7 +92,8 @@ def expect_the_iteration(name: str, shares: tuple[float, ...]) -> None:
         again = step.choice.run_again(saved) - set(step.choice.fixed)
         planned = step.iteration.planned(step.joint.split(again)[0])
         operators = [known[node] for node in again if node in step.choice.in_forward]
-        actual = recorded_with(name, 2, PlannedPartition(name, modules_of(known.values()), operators))
+        partition = PlannedPartition(name, modules_of(known.values()), operators)
+        actual = recorded_with(name, batch, partition, micro_batches)
         assert check_trace(planned.trace) == []
         assert [kernel.op for kernel in planned.trace.kernels] == [kernel.op for kernel in actual.kernels]
         assert lives(planned.trace) == lives(actual)
@@ -100,10 +104,16 @@ def test_the_iteration_is_what_pytorch_runs(name: str) -> None:
     expect_the_iteration(name, (0.5,))
 
 
+@pytest.mark.slow
+def test_so_is_the_iteration_of_micro_batches() -> None:
+    expect_the_iteration("se-resnet", (0.5,), micro_batches=3)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_the_iteration_is_what_pytorch_runs_for_every_model(name: str) -> None:
     expect_the_iteration(name, (0.0, 0.2, 0.5, 0.8, 1.0))
+    expect_the_iteration(name, (0.2, 0.8), micro_batches=2)
 
 
 def peak_of(trace: Trace) -> int:
@@ -147,8 +157,8 @@ def test_no_split_is_better_than_the_program_allows(name: str) -> None:
         assert step.choice.least(search.limits, tried.peak) is not None
 
 
-def expect_agreement(name: str, part: float) -> None:
-    step = step_of(name)
+def expect_agreement(name: str, part: float, micro_batches: int = 1) -> None:
+    step = step_of(name, micro_batches=micro_batches)
     made = plan(step, "v100", between(step, part))
     result = check_plan(made, MODELS[name])
     assert [each for each in result.findings if each.agrees is False] == []
@@ -161,6 +171,11 @@ def expect_agreement(name: str, part: float) -> None:
 @pytest.mark.parametrize("name", ["convnet", pytest.param("autoencoder", marks=pytest.mark.slow)])
 def test_pytorch_does_what_was_planned(name: str) -> None:
     expect_agreement(name, 0.3)
+
+
+@pytest.mark.slow
+def test_pytorch_does_what_was_planned_for_micro_batches() -> None:
+    expect_agreement("autoencoder", 0.3, micro_batches=4)
 
 
 def dropouts(batch: int) -> tuple[Any, ...]:
@@ -181,6 +196,7 @@ def test_random_numbers_that_are_drawn_again_are_the_same() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float) -> None:
     expect_agreement(name, part)
+    expect_agreement(name, part, micro_batches=4)
 
 
 def expect_at_least_as_good_as_pytorch(name: str) -> None:

@@ -49,7 +49,8 @@ class CompiledCheck(Check):
         else:
             with self.applied():
                 actual = self._recorded()
-            findings += self._compiled(CompiledIteration(plain, joint.usual()), joint, actual)
+            iteration = CompiledIteration(plain, joint.usual(), self.workload.micro_batches)
+            findings += self._compiled(iteration, joint, actual)
         return PlanCheck((*findings, *self.times()), tuple(notes))
 
     def _recorded(self) -> Trace:
@@ -65,11 +66,12 @@ class CompiledCheck(Check):
             again = {GraphOperator(each.module, each.op, each.number) for each in graph.again}
             split = joint.split([node for node, each in known.items() if each in again])[0]
         planned = iteration.planned(split)
-        rows = sorted(kind for kind, _ in split.saved_types)
+        rows = sorted(kind for kind, _ in split.saved_types * self.workload.micro_batches)
         own = sorted(tensor_type(row.dtype or "", row.shape or ()) for row in actual.saved if row.layer != LOSS)
-        yield Finding("saved tensors", f"{graph.saved_tensors}", f"{len(own)}", rows == own)
+        planned_rows = graph.saved_tensors * self.workload.micro_batches
+        yield Finding("saved tensors", f"{planned_rows}", f"{len(own)}", rows == own)
         ops, ran = ([kernel.op for kernel in each.kernels] for each in (planned.trace, actual))
-        added = len(ran) - len(ops) + len(planned.again)
-        yield Finding("operators run again", f"{self.plan.predicted.recomputed_kernels}", f"{added}", ops == ran)
+        count = self.plan.predicted.recomputed_kernels
+        yield Finding("operators run again", f"{count}", f"{len(ran) - len(ops) + count}", ops == ran)
         peak, live = self.plan.predicted.peak_bytes, plain_trail(actual).peak
         yield Finding("peak memory", format_bytes(peak), format_bytes(live), peak == live)

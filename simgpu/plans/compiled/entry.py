@@ -12,6 +12,7 @@ from simgpu.policies.none import NoPolicy
 from simgpu.simulation.run import simulate
 from simgpu.torch.graphs import modules_of, release
 from simgpu.torch.plan import CompiledGraph, Plan, Predicted, RepeatedOperator
+from simgpu.torch.types import WHOLE
 
 _FUSED = (
     "predicted with operators that run one by one; TorchInductor fuses them, which takes less time and other memory"
@@ -41,6 +42,7 @@ def plan_compiled(
         node=node.name,
         budget_bytes=budget,
         calls={},
+        loop=((WHOLE,) * step.micro_batches,),
         prefetch=1,
         stash=1,
         graph=_graph(step, best),
@@ -49,7 +51,7 @@ def plan_compiled(
             peak_bytes=result.metrics.device_peak_bytes,
             plain_step_ns=plain.iteration_ns,
             plain_peak_bytes=plain.metrics.device_peak_bytes,
-            recomputed_kernels=len(best.planned.again),
+            recomputed_kernels=len(best.planned.again) * step.micro_batches,
             recompute_ns=sum(map(step.iteration.time_ns, best.planned.again)),
             d2h_bytes=0,
             h2d_bytes=0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.errors import InputError, MissingExtraError, SimgpuError
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
-from simgpu.recorder.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP, check_arguments
+from simgpu.recorder.entry import DEFAULT_REPETITIONS, DEFAULT_WARMUP, check_arguments, check_micro_batches
 from simgpu.recorder.inputs import parse_inputs
 from simgpu.trace.model import Trace
 
@@ -30,6 +30,7 @@ def record_compiled(
     device: str = "cpu",
     optimizer: str | Callable[..., Any] = "sgd",
     inputs: Mapping[str, str] | None = None,
+    micro_batches: int = 1,
     seed: int = 0,
     date: str = "",
     progress: Callable[[str], None] = lambda text: None,
@@ -41,7 +42,8 @@ def record_compiled(
 
     Raises `InputError` where the model has no single graph, and `MissingExtraError` without PyTorch.
     """
-    check_arguments(batch=batch)
+    check_arguments(batch=batch, micro_batches=micro_batches)
+    check_micro_batches(batch, micro_batches)
     specs = None if inputs is None else parse_inputs(inputs)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("recording a model", "torch", "record")
@@ -66,14 +68,23 @@ def record_compiled(
             date,
             progress,
             inputs=specs,
+            micro_batches=micro_batches,
             around=_compiled_by(joint),
         )
     else:
         spec = gpu if isinstance(gpu, GpuSpec) else load_node(gpu).gpu
         session = ModelledSession(
-            factory, batch, optimizer, spec, date, progress, inputs=specs, around=_compiled_by(joint)
+            factory,
+            batch,
+            optimizer,
+            spec,
+            date,
+            progress,
+            inputs=specs,
+            micro_batches=micro_batches,
+            around=_compiled_by(joint),
         )
-    return CompiledStep(_recorded(session, joint), joint)
+    return CompiledStep(_recorded(session, joint), joint, micro_batches)
 
 
 def _recorded(session: Session | ModelledSession, joint: Joint) -> Trace:

@@ -186,10 +186,12 @@ class CompiledSearch:
         """The limit on what is saved, from the moment between forward and backward that needs the most memory."""
         usual = self.usual
         choice, planned = self.step.choice, usual.planned
-        stop = planned.first + len(planned.graphs[0].calls)
         roots = (planned.graphs[0].root.get(name) for name in usual.split.saved)
         saved = {memory for memory in roots if memory in choice.made_by}
-        most = max(usual.trail.bytes[stop : planned.second] or usual.trail.bytes[stop : stop + 1])
+        most = 0
+        for each in planned.passes:
+            stop = each.first + len(planned.graphs[0].calls)
+            most = max(most, *(usual.trail.bytes[stop : each.second] or usual.trail.bytes[stop : stop + 1]))
         results = set(planned.results)
         memories = frozenset(memory for memory in choice.made_by if memory not in results)
         return Limit(memories, most - sum(choice.sizes[memory] for memory in saved & memories))
@@ -198,22 +200,23 @@ class CompiledSearch:
         """A limit from the moment at which a split needs the most memory."""
         planned, sizes, choice = tried.planned, self.step.choice.sizes, self.step.choice
         place = tried.trail.bytes.index(tried.peak)
-        if place < planned.second:
+        here = planned.pass_at(place)
+        if place < here.second:
             # What operators that only backward needs keep until forward's end is not in the program.
-            own = enumerate(planned.graphs[0].calls, planned.first)
+            own = enumerate(planned.graphs[0].calls, here.first)
             last = {m: k for k, call in own if call.node in choice.in_forward for m in (*call.reads, *call.writes)}
             saved = {m for m in _live(planned, place) if last.get(m, -1) < place}
             memories = frozenset(saved & choice.made_by.keys())
             return Limit(memories, tried.peak - sum(sizes[each] for each in memories))
         calls = planned.graphs[1].calls
-        late = (k for k in range(place - planned.second, len(calls)) if calls[k].node in choice.late)
+        late = (k for k in range(place - here.second, len(calls)) if calls[k].node in choice.late)
         then = next(late, None)
         if then is None:
             then = max(k for k, call in enumerate(calls) if call.node in choice.late)
         # While something runs again, it also needs what only other reruns use; that is not in the program.
-        here = planned.second + then
-        live = set(_live(planned, here)) & choice.made_by.keys()
-        return LateLimit(calls[then].node, tried.trail.bytes[here] - sum(sizes[each] for each in live))
+        moment = here.second + then
+        live = set(_live(planned, moment)) & choice.made_by.keys()
+        return LateLimit(calls[then].node, tried.trail.bytes[moment] - sum(sizes[each] for each in live))
 
     def tried_with(self, again: frozenset[str]) -> Tried:
         """The split in which these nodes run again."""
@@ -228,7 +231,8 @@ class CompiledSearch:
 
 
 def _live(planned: Planned, place: int) -> Iterator[str]:
-    """The memory of the graphs that is there while a kernel runs."""
+    """The memory of the graphs' run that is there while one of its kernels runs."""
+    memory = planned.pass_at(place).memory
     position = {kernel.id: k for k, kernel in enumerate(planned.trace.kernels)}
     born: dict[str, int] = {}
     for k, kernel in enumerate(planned.trace.kernels):
@@ -236,5 +240,5 @@ def _live(planned: Planned, place: int) -> Iterator[str]:
             born.setdefault(name, k)
     for block in planned.trace.blocks:
         end = position.get(block.release or "", len(position))
-        if block.id in planned.memory and born.get(block.id, 0) <= place <= end:
-            yield planned.memory[block.id]
+        if block.id in memory and born.get(block.id, 0) <= place <= end:
+            yield memory[block.id]

@@ -18,15 +18,17 @@ from simgpu.trace.model import Trace
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """trace: the iteration without a plan, its graphs run operator by operator. joint: the graph of the step."""
+    """trace: the iteration without a plan, its graphs run operator by operator. joint: the graph of forward and
+    backward. micro_batches: how often the iteration runs it before the optimizer steps."""
 
     trace: Trace
     joint: Joint
+    micro_batches: int = 1
 
     @cached_property
     def iteration(self) -> CompiledIteration:
         """The recorded iteration, with the split that it ran."""
-        return CompiledIteration(self.trace, self.joint.usual())
+        return CompiledIteration(self.trace, self.joint.usual(), self.micro_batches)
 
     @cached_property
     def query(self) -> Query:
