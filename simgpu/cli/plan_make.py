@@ -12,6 +12,7 @@ from simgpu.cli.choice import size_option
 from simgpu.cli.model_options import input_option, micro_batches_option, optimizer_option
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
+from simgpu.cli.settings import parse_budget
 from simgpu.cli.suggestions import nodes, policies, suggest
 from simgpu.errors import InputError, Problem
 from simgpu.recorder import BUILT_IN_MODELS
@@ -99,6 +100,7 @@ def make(
 
     sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
     _check(model, batch, execute, policy, micro_batches)
+    size = None if budget is None else parse_budget(budget, "--budget")
     with progress(quiet) as say:
         given, gpu = named_inputs(inputs) if inputs else None, None if here else node
         step: Trace | CompiledStep
@@ -124,10 +126,10 @@ def make(
                 inputs=given,
                 progress=say,
             )
-        result = make_plan(step, node, budget, offload=offload, compare=compare, policy=policy, progress=say)
+        result = make_plan(step, node, size, offload=offload, compare=compare, policy=policy, progress=say)
         if settings:
             say("simulating the settings of other frameworks")
-        others = other_settings(step, node, budget) if settings else []
+        others = other_settings(step, node, size) if settings else []
     if output is not None:
         result.write(output)
     if as_json:

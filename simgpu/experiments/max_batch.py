@@ -16,6 +16,7 @@ from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, policy_fits, simulate, task_graph
 from simgpu.trace.model import Trace
+from simgpu.workloads.rescale import check_rescalable
 
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.model import Scenario
@@ -89,6 +90,7 @@ def max_batch(
     if config.data_parallel:
         what = f"the largest batch is searched for one GPU, not for {config.gpus}"
         raise InputError.single("", "argument gpus", what, _ONE_SHARE)
+    check_rescalable(trace)
     requested = [policies] if isinstance(policies, str) else DEFAULT_POLICIES if policies is None else policies
     chosen = [policy_from(request) for request in requested]
     node, budget = config.on(node)

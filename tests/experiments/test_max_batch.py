@@ -21,7 +21,7 @@ from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
-from simgpu.trace.model import Origin, Trace
+from simgpu.trace.model import Origin, Phase, Trace
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch
 
@@ -240,6 +240,13 @@ def test_a_recording_without_reads_is_refused() -> None:
     info = replace(CHAIN.info, origin=Origin.IMPORTED)
     with pytest.raises(InputError, match="does not state what kernels read"):
         max_batch(replace(CHAIN, info=info, kernels=kernels, blocks=blocks), node(10_000), ["none"])
+
+
+def test_a_step_of_micro_batches_is_refused_before_the_search() -> None:
+    forward, *others = CHAIN.kernels
+    again = replace(forward, id="second", writes=(), phase=Phase.FORWARD)
+    with pytest.raises(InputError, match="forward runs again after backward"):
+        max_batch(replace(CHAIN, kernels=(forward, *others, again)), node(10_000), ["none"])
 
 
 @pytest.mark.slow

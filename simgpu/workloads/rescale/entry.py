@@ -51,11 +51,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         raise InputError.single(trace.name or "trace", "batch", f"{batch!r} is not a batch size", "give at least 1")
     if batch == trace.info.batch:
         return trace
-    if trace.blocks and not trace.records_reads:
-        problem = "the recording does not state what kernels read, so the samples cannot be followed"
-        remedy = "import it with its execution trace, or record it at that batch"
-        raise InputError.single(trace.name or trace.info.model, "kernels.reads", problem, remedy)
-    _check_order(trace)
+    check_rescalable(trace)
     prices, description = _model_for(trace, gpu)
     rescaler = Rescaler(trace, batch, prices)
     result = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
@@ -79,8 +75,15 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     )
 
 
-def _check_order(trace: Trace) -> None:
-    """Raises `InputError` if forward runs again after backward: which samples that has is not recorded."""
+def check_rescalable(trace: Trace) -> None:
+    """Raises `InputError` for a trace that has no other batch.
+
+    It does not record what kernels read, or runs forward again after backward: which samples that has is not recorded.
+    """
+    if trace.blocks and not trace.records_reads:
+        problem = "the recording does not state what kernels read, so the samples cannot be followed"
+        remedy = "import it with its execution trace, or record it at that batch"
+        raise InputError.single(trace.name or trace.info.model, "kernels.reads", problem, remedy)
     phases = [kernel.phase for kernel in trace.kernels]
     first = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     if Phase.FORWARD in phases[first:]:
