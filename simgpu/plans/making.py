@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from simgpu.errors import InputError, OutOfMemoryError
@@ -53,6 +54,7 @@ def made_for(trace: Trace) -> MadeFor:
         origin=str(info.origin),
         digest=digest(trace),
         parameters={each.id: tensor_type(each.dtype or "", each.shape or ()) for each in weights},
+        modules={call.module: call.kind for call in trace.modules if call.kind},
     )
 
 
@@ -63,7 +65,7 @@ def digest(trace: Trace) -> str:
         text.update(repr((kernel.op, kernel.phase.value, kernel.layer, kernel.reads, kernel.writes)).encode())
     for block in trace.blocks:
         text.update(repr((block.id, block.bytes, block.kind.value, block.release)).encode())
-    for row in (*trace.saved, *trace.modules):
+    for row in (*trace.saved, *(replace(call, kind="") for call in trace.modules)):
         text.update(repr(row).encode())
     return text.hexdigest()
 

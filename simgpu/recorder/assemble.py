@@ -138,7 +138,7 @@ def _called(note: CallNote, names: Sequence[str], ids: Sequence[str]) -> ModuleC
     after, until = (ids[count - 1] if count else None for count in (note.after, note.until))
     inputs = tuple(names[number] for number in note.inputs)
     return ModuleCall(
-        note.module, after, until, note.first, note.stop - note.first, inputs, note.types, note.is_compiled
+        note.module, after, until, note.first, note.stop - note.first, inputs, note.types, note.is_compiled, note.kind
     )
 
 

@@ -20,7 +20,7 @@ LOSS = "loss"
 class CallWatcher(Protocol):
     """Is notified of the calls of modules in forward, from the outermost to those inside it."""
 
-    def called(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def called(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before a module runs. path: `WHOLE` for the whole model."""
 
     def returned(self) -> None:
@@ -83,11 +83,11 @@ class LayerTracker:
         """Returns the layer of the parameter or buffer with this dotted name."""
         return name.rpartition(".")[0] or type(self._module).__name__
 
-    def _begin(self, path: str, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, path: str, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._running.append(name)
         self._note()
         if self.watcher is not None:
-            self.watcher.called(path, args, kwargs)
+            self.watcher.called(path, module, args, kwargs)
 
     def _end(self, *_: Any) -> None:
         self._running.pop()

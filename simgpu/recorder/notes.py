@@ -110,13 +110,14 @@ class SavedNote:
 class CallNote:
     """A call of a module in forward, with gradients.
 
-    module: its path, `WHOLE` for the whole model. after, until: number of kernels that had run when it began and when
-    it returned. first, stop: number of saved tensors then, positions in their list. inputs: numbers of the blocks of
-    the tensors it was given. types: as `simgpu.torch.types.tensor_type`, of each of these tensors. is_compiled: whether
-    compiled code ran in it.
+    module: its path, `WHOLE` for the whole model. kind: as `simgpu.torch.types.module_type`. after, until: number of
+    kernels that had run when it began and when it returned. first, stop: number of saved tensors then, positions in
+    their list. inputs: numbers of the blocks of the tensors it was given. types: as `simgpu.torch.types.tensor_type`,
+    of each of these tensors. is_compiled: whether compiled code ran in it.
     """
 
     module: str
+    kind: str
     after: int
     first: int
     inputs: tuple[int, ...]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
@@ -26,6 +27,7 @@ from simgpu.recorder.structure import StructurePass
 from simgpu.recorder.timing import Signature, expect_same
 from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload
+from simgpu.torch.modules import module_type
 from simgpu.torch.types import tensor_type
 from simgpu.trace.model import BlockKind, Phase
 
@@ -121,7 +123,7 @@ class SaveNotes:
         self._tracker = tracker
         self._is_forward = is_forward
 
-    def called(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def called(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes the call of a module in forward, with gradients."""
         if not self._is_forward() or not torch.is_grad_enabled():
             self._open.append(None)
@@ -130,7 +132,7 @@ class SaveNotes:
         given = [(self._ledger.find(each), each) for each in leaves.values() if self._ledger.holds_memory(each)]
         known = [(number, tensor_type(_dtype(each), each.shape)) for number, each in given if number is not None]
         inputs, types = tuple(number for number, _ in known), tuple(text for _, text in known)
-        self._calls.append(CallNote(path, self._ledger.kernels, len(self.saved), inputs, types))
+        self._calls.append(CallNote(path, module_type(module), self._ledger.kernels, len(self.saved), inputs, types))
         self._open.append(self._calls[-1])
 
     def returned(self) -> None:

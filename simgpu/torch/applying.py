@@ -14,10 +14,11 @@ from simgpu.torch.alone import alone
 from simgpu.torch.copies import CopyDevice, copies_of
 from simgpu.torch.listed import Listed
 from simgpu.torch.loop import Loop
+from simgpu.torch.modules import is_like, module_type, parts_of
 from simgpu.torch.offload import AsyncOffload
 from simgpu.torch.regions import Regions
 from simgpu.torch.transfers import Tally
-from simgpu.torch.types import WHOLE, parts_of, tensor_type
+from simgpu.torch.types import WHOLE, tensor_type
 
 #: So many steps at the begin may be shorter than planned, such as those of a test of the loop.
 _SHORT_STEPS = 3
@@ -142,9 +143,14 @@ def check_model(plan: Applicable, model: nn.Module) -> None:
             problems.append(Problem(where, name, "the plan does not know this parameter of the model", remedy))
     known = parts_of(model)
     called = (path for group in plan.loop for path in group)
-    for path in dict.fromkeys((*called, *(each.module for each in plan.recompute))):
+    for path in dict.fromkeys((*called, *(each.module for each in plan.recompute), *plan.made_for.modules)):
         if path not in known:
             problems.append(Problem(where, path, "the model has no such module", remedy))
+            continue
+        kind = plan.made_for.modules.get(path)
+        if kind is not None and not is_like(known[path], kind):
+            what = f"is {module_type(known[path])} in the model, and {kind} in the plan"
+            problems.append(Problem(where, path, what, remedy))
     if problems:
         raise InputError(shortened(problems))
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from simgpu.torch.modules import parts_of
 from simgpu.torch.patching import Hook
-from simgpu.torch.types import parts_of
 
 #: What happens when a step begins. Its argument: whether the step before it ran whole.
 Begin = Callable[[bool], None]

@@ -86,6 +86,9 @@ class MadeFor(FileModel):
     origin: str
     digest: str = Field(description="SHA-256 of its kernels, blocks and saved tensors")
     parameters: dict[str, str] = Field(description="number format and shape of each parameter")
+    modules: dict[str, str] = Field(
+        default={}, description="class of each module that forward calls, with the settings of PyTorch's own"
+    )
 
 
 class Predicted(FileModel):

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from simgpu.errors import InputError, Problem
+from simgpu.torch.modules import parts_of
 from simgpu.torch.patching import replaced_forward
-from simgpu.torch.types import parts_of
 
 #: Results that a region keeps: the name of an operator, and how many calls of it came before in the region.
 Kept = Collection[tuple[str, int]]

@@ -320,5 +320,6 @@ MODULES: Table[ModuleCall] = Table(
         ids_column("inputs"),
         ids_column("input_types"),
         _mark_column("is_compiled"),
+        replace(text_column("kind", blank=""), omitted_if_blank=True),
     ),
 )

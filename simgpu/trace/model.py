@@ -226,6 +226,8 @@ class ModuleCall:
     before the call. saved: how many were saved inside it. inputs: for each tensor that it was given, its block;
     input_types: and its number format and shape, such as ``float32:2x64`` (`simgpu.torch.types`), empty where not
     known. is_compiled: whether code of ``torch.compile`` ran in it, whose operators PyTorch does not see one by one.
+    kind: its class, with the settings of one of PyTorch's own, such as ``Dropout(p=0.1, inplace=False)``; empty where
+    not known.
     """
 
     module: str
@@ -236,6 +238,7 @@ class ModuleCall:
     inputs: tuple[str, ...] = ()
     input_types: tuple[str, ...] = ()
     is_compiled: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

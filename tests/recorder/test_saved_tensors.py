@@ -319,13 +319,40 @@ def test_calls_of_modules_have_the_kernels_and_saved_tensors_inside_them() -> No
     trace = record_module(Model, torch.randn(3, 4))
     # k0 first, k1 exp, k2 to k6 twice: fc, act, fc, act, add.
     assert trace.modules == (
-        ModuleCall(".", None, "k6", 0, 7, ("input",), ("float32:3x4",)),
-        ModuleCall("first", None, "k0", 0, 1, ("input",), ("float32:3x4",)),
-        ModuleCall("twice", "k1", "k6", 1, 6, ("first:addmm", "Model:exp"), ("float32:3x4",) * 2),
-        ModuleCall("twice.fc", "k1", "k2", 1, 2, ("first:addmm",), ("float32:3x4",)),
-        ModuleCall("twice.act", "k2", "k3", 3, 1, ("twice.fc:addmm",), ("float32:3x4",)),
-        ModuleCall("twice.fc", "k3", "k4", 4, 2, ("twice.act:tanh",), ("float32:3x4",)),
-        ModuleCall("twice.act", "k4", "k5", 6, 1, ("twice.fc:addmm#2",), ("float32:3x4",)),
+        ModuleCall(".", None, "k6", 0, 7, ("input",), ("float32:3x4",), kind="Model"),
+        ModuleCall(
+            "first",
+            None,
+            "k0",
+            0,
+            1,
+            ("input",),
+            ("float32:3x4",),
+            kind="Linear(in_features=4, out_features=4, bias=True)",
+        ),
+        ModuleCall("twice", "k1", "k6", 1, 6, ("first:addmm", "Model:exp"), ("float32:3x4",) * 2, kind="Twice"),
+        ModuleCall(
+            "twice.fc",
+            "k1",
+            "k2",
+            1,
+            2,
+            ("first:addmm",),
+            ("float32:3x4",),
+            kind="Linear(in_features=4, out_features=4, bias=True)",
+        ),
+        ModuleCall("twice.act", "k2", "k3", 3, 1, ("twice.fc:addmm",), ("float32:3x4",), kind="Tanh()"),
+        ModuleCall(
+            "twice.fc",
+            "k3",
+            "k4",
+            4,
+            2,
+            ("twice.act:tanh",),
+            ("float32:3x4",),
+            kind="Linear(in_features=4, out_features=4, bias=True)",
+        ),
+        ModuleCall("twice.act", "k4", "k5", 6, 1, ("twice.fc:addmm#2",), ("float32:3x4",), kind="Tanh()"),
     )
     assert [row.layer for row in trace.saved] == [
         "first",

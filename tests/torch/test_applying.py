@@ -101,6 +101,25 @@ def test_a_plan_for_another_model_names_the_first_differences() -> None:
         plan.apply(training("resnet").workload.module).__enter__()
 
 
+def test_a_module_of_another_class_or_with_other_settings_is_refused_by_name() -> None:
+    def factory(batch: int) -> tuple[Any, ...]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1), nn.Linear(4, 4))
+        return model, torch.randn(batch, 4), torch.randint(4, (batch,)), nn.CrossEntropyLoss()
+
+    made = simgpu.plan(simgpu.record(factory, batch=8), "v100")
+    model = factory(8)[0]
+    model[0].__class__ = type("WrappedLinear", (nn.Linear,), {})  # as FSDP does
+    with made.apply(model):
+        pass
+    model[1], model[2] = nn.GELU(), nn.Dropout(0.2)
+    expected = (
+        r"(?s)1: is GELU\(approximate='none'\) in the model, and ReLU\(\) in the plan"
+        r".*2: is Dropout\(p=0.2, inplace=False\) in the model, and Dropout\(p=0.1, inplace=False\) in the plan"
+    )
+    with pytest.raises(InputError, match=expected), made.apply(model):
+        pass
+
+
 def test_a_step_that_does_not_save_an_offloaded_tensor_is_refused_by_name() -> None:
     plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=8)
     with pytest.raises(InputError, match=r"stem|blocks"), plan.apply(train.workload.module):
