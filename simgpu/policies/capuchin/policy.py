@@ -34,7 +34,7 @@ from simgpu.memory.pool import UNLIMITED
 from simgpu.planning.evaluator import Chosen, Evaluator
 from simgpu.planning.options import KEEP, RECOMPUTE, SWAP, Action, Decisions, Vector
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream
-from simgpu.policies.capuchin.published import published
+from simgpu.policies.capuchin.published import GREEDY, published
 from simgpu.policies.common.placing import evaluator_of, inexact, notes_on, program_of
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -78,7 +78,8 @@ def rebuilt(context: PlanContext) -> Program:
         vector = _by_runs(context, decisions, vector)
     context.chosen(Chosen(evaluator, vector))
     program = program_of(graph, decisions, vector)
-    return replace(program, notes=(*program.notes, *notes_on(graph, decisions, vector), *inexact(evaluator)))
+    greedy = (GREEDY,) if any(vector) else ()
+    return replace(program, notes=(*program.notes, *notes_on(graph, decisions, vector), *greedy, *inexact(evaluator)))
 
 
 def first_to_current(graph: TaskGraph, node: NodeSpec, budget: int, decisions: Decisions) -> Vector:

@@ -39,6 +39,10 @@ from simgpu.timeline.model import SpanKind
 BlockDecisions = dict[int, Decision]
 
 
+#: A note on programs that swap or recompute.
+GREEDY = "chosen greedily, as published: less memory may give a faster program"
+
+
 def published(context: PlanContext, adjustments: int = 10) -> Program:
     """The guided iteration. adjustments: the most runs that move triggers.
 
@@ -51,7 +55,8 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
         notes = ("no decisions make the iteration fit: it runs in passive mode",)
         return replace(passive_program(context.graph, context.budget, context.node.gpu.alignment), notes=notes)
     program = guided.adjusted(*fitting, adjustments)
-    return replace(program, notes=(*program.notes, *unrecomputable(context.graph).notes()))
+    greedy = (GREEDY,) if fitting[0] else ()
+    return replace(program, notes=(*program.notes, *unrecomputable(context.graph).notes(), *greedy))
 
 
 def placed(decisions: Mapping[int, Decision], maps: Mapping[int, Activation]) -> Placement:
