@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 #: A limit of time would make answers depend on the machine; one this long is only for programs that never end.
-_TIME_LIMIT_S = 120.0
+TIME_LIMIT_S = 120.0
 
 
 class Optimum(NamedTuple):
-    """x: the variables' values. value: of the objective. bound: no solution is below it."""
+    """x: the variables' values. value: of the objective. bound: no solution is below it.
+
+    is_timed_out: whether HiGHS was stopped after `TIME_LIMIT_S`, so that another machine may find another solution.
+    """
 
     x: NDArray[np.float64]
     value: float
     bound: float
+    is_timed_out: bool = False
 
 
 def require_scipy(what: str) -> None:
@@ -47,7 +51,9 @@ def minimize(
     nodes: int,
     gap: float,
 ) -> Optimum | None:
-    """The variables from 0 to `upper` with the least cost, whose sums by the matrix reach `least`; None without any.
+    """The variables from 0 to `upper` with the least cost, whose sums by the matrix reach `least`.
+
+    None where there are none, or where HiGHS found none before it was stopped.
 
     matrix: rows x variables. integral: 1 for variables that are whole numbers. nodes: HiGHS branches so often at most.
     gap: it stops where its answer is this close to its bound, as a part of it.
@@ -66,12 +72,12 @@ def minimize(
             constraints=LinearConstraint(matrix, lb=least) if len(least) else (),
             integrality=integral,
             bounds=Bounds(np.zeros(len(cost)), upper),
-            options={"node_limit": nodes, "time_limit": _TIME_LIMIT_S, "mip_rel_gap": gap},
+            options={"node_limit": nodes, "time_limit": TIME_LIMIT_S, "mip_rel_gap": gap},
         )
     if answer.x is None:
         return None
     bound = answer.mip_dual_bound if answer.mip_dual_bound is not None else answer.fun
-    return Optimum(answer.x, float(answer.fun), float(bound))
+    return Optimum(answer.x, float(answer.fun), float(bound), "Time limit" in answer.message)
 
 
 @contextmanager

@@ -6,7 +6,9 @@ import heapq
 import sys
 from dataclasses import replace
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,8 @@ pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its ext
 from simgpu.errors import MissingExtraError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.planning.highs import Optimum
+from simgpu.policies.checkmate import program as checkmate_program
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
@@ -140,6 +144,27 @@ def test_kernels_that_only_count_do_not_keep_a_layer_from_running_again() -> Non
     result = simulate(trace, node_of(int(peak * 0.8)), "checkmate")
     assert any(note.startswith("scheduled in 32 groups") for note in result.notes)
     assert result.ideal_ns < result.iteration_ns < 1.15 * result.ideal_ns
+
+
+@pytest.mark.parametrize("nothing_found", [False, True])
+def test_where_highs_is_stopped_the_result_says_so(monkeypatch: pytest.MonkeyPatch, nothing_found: bool) -> None:
+    """It then has a poor answer, or none; the rounded program and Revolve's snapshots are tried too."""
+    own = checkmate_program.minimize
+
+    def stopped(cost: Any, matrix: Any, least: Any, upper: Any, integral: Any, **limits: Any) -> Optimum | None:
+        found = own(cost, matrix, least, upper, integral, **limits)
+        if found is None or not integral.any():
+            return found
+        return None if nothing_found else found._replace(x=np.zeros_like(found.x), bound=0.0, is_timed_out=True)
+
+    trace = chain([5] * 6, [9] * 6, [100] * 6)
+    budget = int(simulate(trace, node_of(10**9), "none").metrics.device_peak_bytes * 0.7)
+    best = simulate(trace, node_of(budget), "checkmate")
+    monkeypatch.setattr(checkmate_program, "minimize", stopped)
+    result = simulate(trace, node_of(budget), "checkmate", seed=1)
+    assert result.metrics.device_peak_bytes <= budget
+    assert best.iteration_ns <= result.iteration_ns <= 2 * best.ideal_ns
+    assert any(note.startswith("HiGHS was stopped after 120 s") for note in result.notes) is not nothing_found
 
 
 def test_without_scipy_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

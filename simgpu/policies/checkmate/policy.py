@@ -27,6 +27,7 @@ from simgpu.errors import InputError
 from simgpu.graph.functional import Functional
 from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
+from simgpu.planning.highs import TIME_LIMIT_S
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
 from simgpu.policies.checkmate.program import CheckmateProgram
 from simgpu.policies.common.node_schedule import NodeSchedule, written
@@ -38,14 +39,16 @@ from simgpu.units import format_time
 #: Parts of the budget for which the program is solved, one after the other, until the schedule fits: HiGHS may exceed a
 #: budget by a millionth; of the relaxed program, which may keep a part of a value, the paper suggests nine tenths.
 _OPTIMAL, _ROUNDED = (1.0, 1 - 2e-6, 1 - 1e-5), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+_TIMED_OUT = f"HiGHS was stopped after {TIME_LIMIT_S:.0f} s: another machine may find another schedule"
 
 
 class _Answer(NamedTuple):
-    """time_ns: of the schedule. bound_ns: no schedule of its nodes is faster."""
+    """time_ns: of the schedule. bound_ns: no schedule of its nodes is faster. is_timed_out: as in `Optimum`."""
 
     program: Program
     time_ns: int
     bound_ns: int
+    is_timed_out: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Checkmate(Policy):
                     break
         if fitting:
             best = min(fitting, key=lambda each: each.time_ns)
-            return replace(best.program, notes=(*best.program.notes, _distance(best)))
+            timed_out = (_TIMED_OUT,) if any(each.is_timed_out for each in fitting) else ()
+            return replace(best.program, notes=(*best.program.notes, *timed_out, _distance(best)))
         # What needs least memory shows which kernel cannot run.
         nodes = Nodes(graph, groups_of(graph, self.groups), context.node.gpu.alignment)
         return _program(graph, (), nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
@@ -88,19 +92,20 @@ class Checkmate(Policy):
         nodes = Nodes(changed, groups_of(changed, self.groups), context.node.gpu.alignment)
         context.progress(f"scheduling {len(nodes.groups)} groups of {len(changed.kernels)} kernels")
         found = _first_fitting(nodes, context.budget, self.method)
+        others: list[NodeSchedule] = []
+        if self.method == "optimal" and (found is None or found.bound_ns < found.schedule.time_ns):
+            # HiGHS was stopped before it had proved its answer, or before it had one.
+            rounded = _first_fitting(nodes, context.budget, "rounding")
+            found = found or rounded
+            others += [] if rounded is None else [rounded.schedule]
+            with suppress(InputError):
+                others.append(most_snapshots(nodes, layers_of(nodes), context.budget)[0])
         if found is None:
             return None
-        schedules = [found.schedule]
-        if self.method == "optimal" and found.bound_ns < found.schedule.time_ns:
-            # HiGHS was stopped before it had proved its answer.
-            rounded = _first_fitting(nodes, context.budget, "rounding")
-            schedules += [] if rounded is None else [rounded.schedule]
-            with suppress(InputError):
-                schedules.append(most_snapshots(nodes, layers_of(nodes), context.budget)[0])
-        fitting = [each for each in schedules if each.peak() <= context.budget]
+        fitting = [each for each in (found.schedule, *others) if each.peak() <= context.budget]
         best = min(fitting, key=lambda each: each.time_ns)
         program = _program(changed, transforms, nodes, best)
-        return _Answer(program, best.time_ns, min(found.bound_ns, best.time_ns))
+        return _Answer(program, best.time_ns, min(found.bound_ns, best.time_ns), found.is_timed_out)
 
 
 class _Found(NamedTuple):
@@ -108,6 +113,7 @@ class _Found(NamedTuple):
 
     schedule: NodeSchedule
     bound_ns: int
+    is_timed_out: bool
 
 
 def _first_fitting(nodes: Nodes, budget: int, method: str) -> _Found | None:
@@ -122,7 +128,7 @@ def _first_fitting(nodes: Nodes, budget: int, method: str) -> _Found | None:
         bound = solved.bound_ns if bound is None else bound
         schedule = NodeSchedule.of(nodes, solved.kept)
         if schedule.peak() <= budget:
-            return _Found(schedule, bound)
+            return _Found(schedule, bound, solved.is_timed_out)
     return None
 
 

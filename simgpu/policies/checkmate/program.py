@@ -24,10 +24,12 @@ _NODES, _GAP = 100, 1e-5
 
 
 class KeptValues(NamedTuple):
-    """kept: by stage. bound_ns: no schedule of these nodes within the budget is faster, as far as HiGHS has proved."""
+    """kept: by stage. bound_ns: no schedule of these nodes within the budget is faster, as far as HiGHS has proved.
+    is_timed_out: as in `simgpu.planning.highs.Optimum`."""
 
     kept: Kept
     bound_ns: int
+    is_timed_out: bool
 
 
 @dataclass
@@ -42,12 +44,12 @@ class CheckmateProgram:
     def optimal(self) -> KeptValues | None:
         """The fastest schedule; None where HiGHS finds none. Raises `MissingExtraError` without SciPy."""
         found = self._solved(is_relaxed=False)
-        return None if found is None else KeptValues(self._kept(found, 0.5), self._bound(found))
+        return None if found is None else self._values(found, 0.5)
 
     def rounded(self, threshold: float) -> KeptValues | None:
         """The schedule that keeps what the relaxed program keeps in at least this part (section 5); None if none."""
         found = self._solved(is_relaxed=True)
-        return None if found is None else KeptValues(self._kept(found, threshold), self._bound(found))
+        return None if found is None else self._values(found, threshold)
 
     def _solved(self, is_relaxed: bool) -> Optimum | None:
         require_scipy("policy checkmate")
@@ -71,8 +73,9 @@ class CheckmateProgram:
         least = np.array([least for _, least in self.rows], dtype=np.float64)
         return minimize(cost, matrix, least, upper, integral, nodes=_NODES, gap=_GAP)
 
-    def _bound(self, found: Optimum) -> int:
-        return sum(self.nodes.times) + max(int(found.bound), 0)
+    def _values(self, found: Optimum, threshold: float) -> KeptValues:
+        bound = sum(self.nodes.times) + max(int(found.bound), 0)
+        return KeptValues(self._kept(found, threshold), bound, found.is_timed_out)
 
     def _kept(self, found: Optimum, threshold: float) -> Kept:
         kept: list[set[int]] = [set() for _ in self.nodes.groups]
