@@ -144,7 +144,7 @@ def parse_share(text: object) -> float:
     return float(share)
 
 
-_PERCENTAGE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*$")
+_PERCENTAGE = re.compile(r"^\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*%\s*$")
 
 
 def is_percentage(text: object) -> bool:
