@@ -22,6 +22,10 @@ backward continues.
 * A kernel that changed an input of its region in place is not run again, and its results are kept; PyTorch rejects such
   a region where backward needs them. Blocks that are still held when their region runs again are used as they are;
   PyTorch creates them a second time. A note lists the kernels that are not run again.
+* `inputs` says where inputs of sections are between their last use in forward and the first one in backward: resident;
+  in another memory (`to`), where compute waits for both copies, as they are on its stream (Unsloth's offloaded
+  checkpoints); or there with copies on streams of their own, one section ahead, as ZeRO-Infinity has them on the host
+  or an NVMe SSD (Rajbhandari et al., SC 2021). Only activations move, not what the iteration begins with.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
@@ -47,8 +52,9 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
+from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
 from simgpu.program.eager import Eager
-from simgpu.program.instructions import Program, Section
+from simgpu.program.instructions import HOST, Program, Section
 from simgpu.trace.model import Phase
 from simgpu.units import format_bytes, format_time
 
@@ -70,6 +76,11 @@ class Checkpoint(Policy):
         "that can be checkpointed, such as residual blocks",
     )
 
+    inputs: Literal["resident", "waiting", "overlapped"] = parameter(
+        "resident", "where the sections' inputs are until backward: resident, or elsewhere with copies of this kind"
+    )
+    to: str = parameter(HOST, "the memory they go to, which has a link to the device")
+
     def __post_init__(self) -> None:
         # A list, as files have it, cannot be hashed.
         if not isinstance(self.blocks, int):
@@ -78,6 +89,9 @@ class Checkpoint(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for unknown or nested modules, for more sections than layers, for several
         compute streams and for data parallelism."""
+        if self.to not in context.node.next_to_device:
+            what, known = f"no link goes from the device to memory {self.to!r}", context.node.next_to_device
+            raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
         graph, transforms = framework(context.graph, self.name)
         section_of, how = _sections(graph, self.blocks)
         autograd_saved = saved_tensors(graph)
@@ -90,9 +104,13 @@ class Checkpoint(Policy):
         unused, freed = (
             dict(zip(tensors, ends(graph, tensors), strict=True)) for ends in (backward_ends, autograd_ends)
         )
-        writing = _Checkpointing(graph, parts, unused, freed)
+        writing = _Checkpointing(graph, parts, unused, freed, self.inputs, self.to)
         writing.write()
-        notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
+        notes = (
+            *saved_note(autograd_saved),
+            _sections_note(writing.sections, how),
+            *writing.notes,
+        )
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 
@@ -152,12 +170,15 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
 @dataclass
 class _Checkpointing:
     """Writes the iteration. parts: the regions and the tensors saved inside each. unused, freed: for each saved tensor
-    the kernel of backward after which its operator drops it, and after which autograd frees it."""
+    the kernel of backward after which its operator drops it, and after which autograd frees it. inputs, to: of the
+    policy."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
     unused: dict[Saved, int]
     freed: dict[Saved, int]
+    inputs: str
+    to: str
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
@@ -171,6 +192,7 @@ class _Checkpointing:
         ]
         ancestry = Ancestry.of(graph)
         skipped: list[int] = []
+        read_at: defaultdict[int, list[int]] = defaultdict(list)
         for region, saved in self.parts:
             start = min(tensor.before for tensor in saved)
             first = self._first_releases(region, saved, start, entering)
@@ -182,16 +204,28 @@ class _Checkpointing:
                 elif b in read:
                     recorded = releases[b]
                     releases[b] = None if recorded is None else max(recorded, start)
+            for b in read & entering.keys():
+                read_at[b].append(start)
             skipped += rerun.left_out
             self.sections += (self._section(region, rerun),)
             self.reruns[start].insert(0, (region, rerun))
         self.saved = dict(self.parts)
         self.writer = Eager(graph, releases)
+        self.away = [] if self.inputs == "resident" else inputs_away(graph, read_at)
+        self.offloaded = OffloadedInputs(self.writer, self.away, self.to, overlapped=self.inputs == "overlapped")
+        self.notes = self._away_note()
         if skipped:
             ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in skipped))
             took = format_time(sum(graph.durations[k] for k in skipped))
             why = "what they found has changed, or what they made is still held"
-            self.notes = (f"not run again, {took} in all: {len(skipped)} of {ops}, since {why}",)
+            self.notes += (f"not run again, {took} in all: {len(skipped)} of {ops}, since {why}",)
+
+    def _away_note(self) -> tuple[str, ...]:
+        """How much is in another memory until backward."""
+        if self.inputs == "resident":
+            return ()
+        size = format_bytes(sum(self.graph.sizes[each.block] for each in self.away))
+        return (f"{size} of the sections' inputs go to {self.to} memory until backward",)
 
     def _section(self, region: Region, rerun: Rerun) -> Section:
         """The report on a region. Weights and the iteration's inputs do not count: they are resident anyway."""
@@ -235,9 +269,11 @@ class _Checkpointing:
     def write(self) -> None:
         """Write all kernels, with the recomputed ones between them."""
         for k in range(len(self.graph.kernels)):
+            self.offloaded.before(k)
             for region, rerun in self.reruns[k]:
                 self._run_again(region, rerun, k)
             self.writer.run(k)
+            self.offloaded.after(k)
             self.writer.release_ended(k)
 
     def _run_again(self, region: Region, rerun: Rerun, start: int) -> None:

@@ -120,6 +120,41 @@ def test_chains_cut_into_any_parts_recompute_all_but_their_last_layers(data: st.
     assert peak(result) <= peak(run(built, "none"))
 
 
+# --- inputs on the host -----------------------------------------------------------------------------------
+
+
+def test_an_input_on_the_host_by_hand():
+    """The input of b, 20 B, leaves after F3, the last kernel of forward that reads it, and is back before F3 runs
+    again."""
+    built = parts([100] * 5, [100] * 5, [10, 20, 20, 40, 50], [2, 2, 1])
+    result = run(built, "checkpoint", blocks=["a", "b"], inputs="waiting")
+    copies = [each for each in work(result) if each[0].startswith(("in:", "out:"))]
+    assert copies == [("out:x3", 300, 320), ("in:x3", 620, 640)]
+    assert [name for name, *_ in work(result)][:5] == ["F1", "F2", "F3", "out:x3", "F4"]
+    assert result.iteration_ns == run(built, "checkpoint", blocks=["a", "b"]).iteration_ns + 40
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_inputs_on_the_host_take_no_more_memory_and_the_time_of_their_copies(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    count = sum(lengths)
+    numbers = st.lists(st.integers(1, 50), min_size=count, max_size=count)
+    built = parts(data.draw(numbers), data.draw(numbers), data.draw(numbers), lengths)
+    blocks = ["abcdefgh"[n] for n in sorted(data.draw(st.sets(st.integers(0, len(lengths) - 1), min_size=1)))]
+    bandwidth = data.draw(st.sampled_from([10**8, 10**9, 10**12]))
+    plain, waiting, overlapped = (
+        run(built, "checkpoint", blocks=blocks, bandwidth=bandwidth, inputs=each)
+        for each in ("resident", "waiting", "overlapped")
+    )
+    copied = waiting.metrics.copied_bytes
+    assert copied == overlapped.metrics.copied_bytes and copied["d2h"] == copied["h2d"]
+    copies = sum(end - start for name, start, end in work(waiting) if name.startswith(("in:", "out:")))
+    assert waiting.iteration_ns == plain.iteration_ns + copies
+    assert plain.iteration_ns <= overlapped.iteration_ns <= waiting.iteration_ns
+    assert peak(waiting) <= peak(overlapped) <= peak(plain)
+
+
 # --- sections -----------------------------------------------------------------------------------------------
 
 

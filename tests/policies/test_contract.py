@@ -94,7 +94,15 @@ class TestJoint(PolicyContract):
 
 class TestCheckpoint(PolicyContract):
     policy = "checkpoint"
-    parameter_sets = ({}, {"blocks": 2}, {"blocks": 3})
+    copies_ahead = True
+    parameter_sets = (
+        {},
+        {"blocks": 2},
+        {"blocks": 3},
+        {"blocks": 3, "inputs": "waiting"},
+        {"inputs": "overlapped"},
+        {"blocks": 4, "inputs": "overlapped"},
+    )
 
 
 class TestSaveOnCpu(PolicyContract):

@@ -1,0 +1,102 @@
+"""Inputs of checkpointed sections in another memory, from their last use in forward until a section runs again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from simgpu.graph.sections import activations
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.program.eager import Eager
+from simgpu.program.instructions import DEVICE
+from simgpu.timeline.streams import StreamId, engine
+from simgpu.trace.model import Phase
+
+
+class Away(NamedTuple):
+    """A block is away from after kernel `leaves` until just before kernel `returns`, and what runs again there."""
+
+    block: int
+    leaves: int
+    returns: int
+
+
+def inputs_away(graph: TaskGraph, read_at: Mapping[int, Iterable[int]]) -> list[Away]:
+    """The blocks of activations that may be away, in the order in which they leave.
+
+    read_at: by block, the kernels of backward before which a section that reads it runs again.
+    """
+    flows, result = activations(graph), []
+    for b, starts in read_at.items():
+        uses = graph.uses[b]
+        leaves = max((k for k in uses if graph.kernels[k].phase is Phase.FORWARD), default=None)
+        if b in flows and leaves is not None and graph.sizes[b] and len(graph.rounds) == 1:
+            returns = min((*starts, *(k for k in uses if k > leaves)))
+            if returns > leaves + 1:
+                result.append(Away(b, leaves, returns))
+    return sorted(result, key=lambda each: (each.leaves, -each.returns, each.block))
+
+
+class OffloadedInputs:
+    """Writes their copies. The compute stream acquires all device memory.
+
+    memory: where they go, linked to the device. overlapped: copies run beside kernels: compute waits for an offload
+    when the next one begins, and the blocks of one section are fetched while the section behind it runs in backward.
+    Otherwise compute waits for every copy.
+    """
+
+    def __init__(self, writer: Eager, away: Iterable[Away], memory: str, *, overlapped: bool) -> None:
+        self._writer, self._memory, self._overlapped = writer, memory, overlapped
+        self._out, self._in = (StreamId(0, engine(*ends)) for ends in ((DEVICE, memory), (memory, DEVICE)))
+        self._leaving: defaultdict[int, list[int]] = defaultdict(list)
+        returning: defaultdict[int, list[int]] = defaultdict(list)
+        for each in away:
+            self._leaving[each.leaves].append(each.block)
+            returning[each.returns].append(each.block)
+        #: What returns, by the kernel before which it is needed, in order.
+        self._returning = dict(sorted(returning.items()))
+        self._offloads: list[tuple[int, int]] = []
+        self._fetches: dict[int, int] = {}
+
+    def after(self, k: int) -> None:
+        """What leaves after kernel k."""
+        for b in self._leaving.get(k, ()):
+            if self._overlapped:
+                self._let_go()
+            code = self._writer.code[self._out]
+            self._writer.wait(self._writer.signal(), self._out)
+            code.acquire((b,), self._memory)
+            code.copy(b, DEVICE, self._memory)
+            self._offloads.append((b, self._writer.signal(self._out)))
+            if not self._overlapped:
+                self._let_go()
+
+    def before(self, k: int) -> None:
+        """What has to be back before kernel k, or what runs again there."""
+        if k not in self._returning:
+            return
+        self._let_go()
+        self._fetch(self._returning[k])
+        if self._overlapped:
+            following = next((blocks for place, blocks in self._returning.items() if place > k), [])
+            self._fetch(following)
+        for b in self._returning[k]:
+            self._writer.wait(self._fetches[b])
+
+    def _let_go(self) -> None:
+        """Compute waits for the offloads, and their device memory is released."""
+        for b, left in self._offloads:
+            self._writer.wait(left)
+            self._writer.release((b,))
+        self._offloads.clear()
+
+    def _fetch(self, blocks: Iterable[int]) -> None:
+        for b in blocks:
+            if b not in self._fetches:
+                self._writer.acquire((b,))
+                self._writer.wait(self._writer.signal(), self._in)
+                code = self._writer.code[self._in]
+                code.copy(b, self._memory, DEVICE)
+                code.release((b,), self._memory)
+                self._fetches[b] = self._writer.signal(self._in)
