@@ -24,8 +24,9 @@ backward continues.
   PyTorch creates them a second time. A note lists the kernels that are not run again.
 * `inputs` says where inputs of sections are between their last use in forward and the first one in backward: resident;
   in another memory (`to`), where compute waits for both copies, as they are on its stream (Unsloth's offloaded
-  checkpoints); or there with copies on streams of their own, one section ahead, as ZeRO-Infinity has them on the host
-  or an NVMe SSD (Rajbhandari et al., SC 2021). Only activations move, not what the iteration begins with.
+  checkpoints, which also run a section to its end); or there with copies on streams of their own, like ZeRO-Infinity's
+  activations on the host or an NVMe SSD (Rajbhandari et al., SC 2021; its text was not at hand, so it is decided here
+  that they are fetched one section ahead). Only activations move, not what the iteration begins with.
 """
 
 from __future__ import annotations
