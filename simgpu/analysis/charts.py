@@ -175,8 +175,9 @@ def head(
 
     handles, texts: the entries of the legend; several handles of one entry are drawn side by side.
     """
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.legend(
+    # Names of scenarios and policies may have a $, which would begin a formula.
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, parse_math=False)
+    legend = figure.legend(
         # matplotlib's types know no tuples, which its handlers take.
         cast("Sequence[Artist]", handles),
         texts,
@@ -186,6 +187,8 @@ def head(
         handlelength=2.2,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.3)},
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 _COMPRESSED, _RAW = "#2B4C7E", "#FFFFFF"

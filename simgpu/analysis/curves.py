@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.ticker import MaxNLocator
 
 from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.plots import RunFigure
@@ -45,13 +46,13 @@ def plot_curves(
     """
     figure, ax, looks = _begin(curves)
     handles = [
-        ax.plot(*_columns(points), **looks[label].line, zorder=3)[0]
+        ax.plot(*_columns(points), **looks[label].line, zorder=3, clip_on=False)[0]
         if points
         else ax.plot([], [], **looks[label].line)[0]
         for label, points in curves.items()
     ]
     for label, lengths in (spreads or {}).items():
-        bars: dict[str, Any] = {"fmt": "none", "elinewidth": 1.2, "capsize": 3, "zorder": 2}
+        bars: dict[str, Any] = {"fmt": "none", "elinewidth": 1.2, "capsize": 6, "zorder": 4}
         ax.errorbar(*_columns(curves[label]), yerr=lengths, ecolor=looks[label].colour, **bars)
     names = [fill(name, _NAME_COLUMNS) for name in curves]
     for name, reference in (references or {}).items():
@@ -60,8 +61,11 @@ def plot_curves(
         else:
             handles.append(ax.plot(*_columns(reference), linestyle="-", **_REFERENCE)[0])
         names.append(name)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_xlabel(xlabel, parse_math=False)
+    ax.set_ylabel(ylabel, parse_math=False)
     ax.set_ylim(bottom=0)
+    if all(float(x).is_integer() for points in curves.values() for x, _ in points):
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     head(figure, title, handles, names)
     return figure
 

@@ -140,6 +140,13 @@ def test_several_seeds_are_one_line_with_their_deviation(of_seeds: SweepResult) 
     assert lengths == pytest.approx(list(home.iteration_ns_std / 1e6))
 
 
+def test_dollar_signs_in_names_are_text_and_no_formula(tmp_path: Path) -> None:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "iterations": 1}
+    sweep = make_sweep({**values, "name": "a$x^$b", "sweep": {"grid": {"budget": ["90 MB", "99 MB"]}}}, "a test")
+    save_figure(simgpu.run_sweep(sweep).plot("slowdown", "budget"), tmp_path / "named.svg")
+    assert "a$x^$b: slowdown over budget" in (tmp_path / "named.svg").read_text(encoding="utf-8")
+
+
 def test_labels_of_a_figure_do_not_overlap(of_seeds: SweepResult) -> None:
     figure = of_seeds.plot("iteration_ns", "budget")
     figure.canvas.draw()

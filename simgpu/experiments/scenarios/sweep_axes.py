@@ -113,6 +113,12 @@ def section_problems(section: SweepSection, where: Where) -> Iterator[Problem]:
                 *where(f"sweep.zip[{number}]"), f"its values vary together, but {text}", "give the same number of each"
             )
     axes = axes_of(section)
+    for axis in axes:
+        texts = [repr(dict(step)) for step in axis.steps]
+        for number, text in enumerate(texts):
+            if text in texts[:number]:
+                place = axis.place(next(iter(axis.steps[number])), number)
+                yield Problem(*where(place), "is there twice on this axis", "give each value once")
     if not axes:
         remedy = "write for example 'grid: {budget: [4 GiB, 6 GiB]}'"
         yield Problem(*where("sweep"), "has no grid, zip or points", remedy)

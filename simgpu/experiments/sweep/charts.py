@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from simgpu.analysis.curves import plot_curves, plot_front
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.measures import OOM
-from simgpu.experiments.sweep.labels import column_label, numeric_path, provenance, scale_of
+from simgpu.experiments.sweep.labels import column_label, numeric_path, policy_texts, provenance, scale_of
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.experiments.sweep.spread import SEED
 from simgpu.experiments.sweep.table import values_text
@@ -29,7 +29,8 @@ _TITLE_COLUMNS = 64
 
 def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: Mapping[str, Any]) -> Figure:
     """See `SweepResult.plot`."""
-    frame = frame.assign(**{_Y: _numbers(frame, "y", y)})
+    texts = policy_texts(sweep, [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")])
+    frame = frame.assign(**{_Y: _numbers(frame, "y", y)}).assign(policy=texts)
     if x in sweep.paths:
         along = numeric_path(sweep, x)
         frame[_X], xlabel = [along.number(sweep.values(point)[x]) for point in frame["point"]], along.label
@@ -42,6 +43,9 @@ def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: 
     for label, rows in frame.groupby(labels, sort=False):
         finished = rows[rows["outcome"] == OK].groupby(_X)[_Y]
         name = str(label) if len(finished) else f"{label} ({_failure(rows)})"
+        count = int((rows["outcome"] == OK).sum())
+        if 0 < count < len(rows):
+            name = f"{label} ({count} of {len(rows)} runs)"
         means = finished.mean()
         curves[name] = list(zip(means.index.astype(float), means.astype(float), strict=True))
         spreads[name] = [0.0 if math.isnan(each) else float(each) for each in finished.std()]

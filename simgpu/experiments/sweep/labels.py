@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, did_you_mean
+from simgpu.policies.base import policy_label
+from simgpu.policies.registry import make_policy
 from simgpu.trace.model import Origin, TraceInfo
 from simgpu.units import (
     BANDWIDTH_UNITS,
@@ -147,6 +151,27 @@ def _unit(text: str) -> str:
     ('GB/s', 'MiB')
     """
     return text.strip().lstrip("0123456789._").strip()
+
+
+#: A path to a parameter of a policy.
+_PARAMETER = re.compile(r"policies\[\d+\]\.(\w+)\.(\w+)")
+
+
+def policy_texts(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The policy of each row, without the parameters that the sweep varies, where that tells the policies apart."""
+    varied = {match.groups() for path in sweep.paths if (match := _PARAMETER.fullmatch(path))}
+    texts = []
+    for row in rows:
+        name, given = row.get("policy_name"), row.get("parameters")
+        if name is None or given is None or not any(policy == name for policy, _ in varied):
+            texts.append(str(row.get("policy", "-")))
+            continue
+        values = json.loads(given) if isinstance(given, str) else given
+        others = {key: value for key, value in values.items() if (name, key) not in varied}
+        texts.append(policy_label(make_policy(name, others)))
+    if len(set(zip((row["point"] for row in rows), texts, strict=True))) < len(rows):
+        return [str(row.get("policy", "-")) for row in rows]
+    return texts
 
 
 def provenance(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.measures import OOM
-from simgpu.experiments.sweep.labels import column_label, provenance, scale_of
+from simgpu.experiments.sweep.labels import column_label, policy_texts, provenance, scale_of
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.experiments.sweep.spread import SEED, Spread
 from simgpu.experiments.sweep.table import values_text
@@ -42,16 +42,17 @@ def latex_table(sweep: Sweep, rows: Iterable[Mapping[str, Any]], metric: str = "
 
     rows: of the sweep's table. metric: a column of it with numbers. Raises `InputError` for another column.
     """
-    every = list(rows)
-    _check(every, metric)
+    given = list(rows)
+    _check(given, metric)
+    every = [{**row, "policy": text} for row, text in zip(given, policy_texts(sweep, given), strict=True)]
     seeds = len({sweep.values(row["point"]).get(SEED) for row in every}) > 1
     paths = [path for path in dict.fromkeys(sweep.paths) if not (seeds and path == SEED)]
-    policies = list(dict.fromkeys(str(row.get("policy", _ABSENT)) for row in every))
+    policies = list(dict.fromkeys(row["policy"] for row in every))
     points: dict[str, tuple[Mapping[str, object], dict[str, list[Mapping[str, Any]]]]] = {}
     for row in every:
         values = {path: value for path, value in sweep.values(row["point"]).items() if path in paths}
         _, by_policy = points.setdefault(values_text(values), (values, {}))
-        by_policy.setdefault(str(row.get("policy", _ABSENT)), []).append(row)
+        by_policy.setdefault(row["policy"], []).append(row)
     body = [
         [
             *(escaped(values_text({path: values[path]})) if path in values else _ABSENT for path in paths),
@@ -100,9 +101,10 @@ def _cell(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
     spread = Spread.of(numbers)
     decimals = _decimals(spread.mean)
     mean = f"{spread.mean:.{decimals}f}"
+    partly = "" if len(numbers) == len(rows) else f" ({len(numbers)} of {len(rows)})"
     if spread.std is None:
-        return mean
-    return rf"${mean} \pm {f'{spread.std:.{decimals}f}' if spread.std else 0}$"
+        return f"{mean}{partly}"
+    return rf"${mean} \pm {f'{spread.std:.{decimals}f}' if spread.std else 0}${partly}"
 
 
 def _decimals(value: float) -> int:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from simgpu.experiments.measures import OOM
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
+from simgpu.hardware.spec import DEVICE
 from simgpu.io.atomic import atomic_file
+from simgpu.timeline.streams import engine_ends
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -176,6 +178,12 @@ def shown_rows(sweep: Sweep, rows: Iterable[Mapping[str, Any]]) -> list[tuple[st
     return [(point_text(sweep, row["point"]), *_cells(row)) for row in islice(rows, SHOWN)]
 
 
+def _link_bytes(row: Mapping[str, Any]) -> int:
+    """Bytes that GPUs copied to and from all other memories."""
+    copied = ((engine_ends(name.removesuffix("_bytes")), size) for name, size in row.items() if name.endswith("_bytes"))
+    return sum(size for ends, size in copied if ends is not None and DEVICE in ends and size is not None)
+
+
 def point_text(sweep: Sweep, point: int) -> str:
     """The values of a point, in the order of the axes.
 
@@ -212,6 +220,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         format_time(row["iteration_ns"]) + (" *" if row["steady"] is False else ""),
         _ABSENT if rate is None else f"{rate:.0f}" if rate >= 1000 else f"{rate:.4g}",
         _ABSENT if slowdown is None else f"{slowdown:.3f}x",
-        format_bytes(row["d2h_bytes"] + row["h2d_bytes"]),
+        format_bytes(_link_bytes(row)),
         format_bytes(row["device_peak_bytes"]),
     )
