@@ -26,6 +26,8 @@ from simgpu.simulation.run import task_graph
 from simgpu.units import format_bytes, format_time
 from simgpu.version import __version__
 
+#: Whatever pool a scenario has: placements are predicted without an allocator.
+_POOL = "counting"
 _DEFAULT = "home"
 #: Rows of the placement printed on the terminal; files contain all.
 _ROWS = 12
@@ -96,6 +98,8 @@ def search(
     ignored. `simgpu zoo list` lists the networks. Only policies that decide on each feature map separately can be used:
     home, superneurons, capuchin(version=home), joint.
 
+    Bytes are counted, without an allocator's fragmentation, whatever pool a scenario has.
+
     Exit code 3: no placement fits the budget.
 
     \b
@@ -106,7 +110,10 @@ def search(
     """
     written = {"policies": [parse_policy(text) for text in policies] or [_DEFAULT], "budget": budget, "seed": seed}
     given = {key: value for key, value in written.items() if value is not None}
-    scenario = _scenario(trace, node, batch, given, parse_settings(settings))
+    changes = parse_settings(settings)
+    if changes.get("pool", _POOL) != _POOL:
+        raise click.UsageError(f"search counts bytes, without an allocator: leave out --set pool={changes['pool']}.")
+    scenario = _scenario(trace, node, batch, {**given, "pool": _POOL, "allocator": None}, changes)
     check_searched(scenario.policies)
     if output is not None:
         SEARCH_FOLDER.check(output)
