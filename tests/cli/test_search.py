@@ -129,7 +129,7 @@ def test_the_exit_code_is_0_if_one_of_several_policies_fits() -> None:
 def test_bytes_are_counted_whatever_the_scenarios_pool() -> None:
     """Also for a budget in percent: a part of the counted peak, not of what an allocator reserves."""
     plain = simgpu("search", "resnet20-addressed", "--budget", "60%", "--policy", "superneurons", "-q")
-    assert "of the peak without" in plain.stdout and plain.exit_code == 0
+    assert "49.51 MiB" in plain.stdout  # with addresses it is 50.17 MiB
     refused = simgpu("search", "quickstart", "--set", "pool=caching", "-q")
     assert refused.exit_code == 2
     assert "search counts bytes, without an allocator: leave out --set pool=caching." in refused.stderr
