@@ -67,7 +67,7 @@ class ScenarioChoice:
                 raise click.UsageError(f"{option} replaces SCENARIO, but {self.scenario} is given too: {remedy}.")
         for option, given, instead in (
             ("--policy", self.policies, "policies=NAME"),
-            ("--memory", self.memory is not None, "budget=SIZE"),
+            ("--budget (--memory)", self.memory is not None, f"budget={self.memory}"),
         ):
             if given:
                 raise click.UsageError(

@@ -112,7 +112,7 @@ def test_problems_are_reported_together_at_their_options() -> None:
         ),
         (
             ["study.yaml", "--memory", "8 GiB"],
-            "--memory needs --trace and --node; for scenario study.yaml write --set bud",
+            "--budget (--memory) needs --trace and --node; for scenario study.yaml write --set bud",
         ),
     ],
 )
