@@ -106,18 +106,9 @@ def make(
         step: Trace | CompiledStep
         if batch is None:
             step = load_trace(model)
-        elif execute == "eager":
-            step = record(
-                model,
-                batch=batch,
-                micro_batches=micro_batches,
-                gpu=gpu,
-                optimizer=optimizer,
-                inputs=given,
-                progress=say,
-            )
         else:
-            step = record_compiled(
+            recording = record if execute == "eager" else record_compiled
+            step = recording(
                 model,
                 batch=batch,
                 micro_batches=micro_batches,

@@ -139,8 +139,8 @@ def run_study(study: Study, *, jobs: int = 1, progress: Progress | None = None) 
     """
     check_jobs(jobs)
     work = _Cells(study)
-    points = range(len(work.labels))
-    finished = in_jobs(work, points, min(jobs, len(points) or 1), _numbered_cell, partial(_died, study))
+    points = range(len(work.keys))
+    finished = in_jobs(work, points, min(jobs, len(points) or 1), _numbered_cell, partial(_died, work))
     if progress:
         progress(0, len(points))
     cells = {}
@@ -152,7 +152,7 @@ def run_study(study: Study, *, jobs: int = 1, progress: Progress | None = None) 
     wants_memory = any(row.memory is not None for row in study.published)
     return StudyResult(
         study,
-        {work.labels[point]: cells[point] for point in points},
+        {(trace, run.label): cells[point] for point, (trace, run) in enumerate(work.keys)},
         {label: memory_of(trace) for label, trace in study.traces.items()} if wants_memory else {},
     )
 
@@ -164,22 +164,23 @@ class _Cells:
     study: Study
 
     @cached_property
-    def labels(self) -> list[tuple[str, str]]:
-        """Trace and run by number."""
-        return [(trace, run.label) for trace in self.study.traces for run in self.study.runs]
+    def keys(self) -> list[tuple[str, StudyRun]]:
+        """The label of the trace, and the run, by number."""
+        return [(trace, run) for trace in self.study.traces for run in self.study.runs]
 
-    def points(self) -> Study:
-        return self.study
-
-
-def _numbered_cell(study: Study, point: int) -> tuple[int, StudyCell]:
-    trace, run = divmod(point, len(study.runs))
-    return point, cell_of(study, list(study.traces)[trace], study.runs[run])
+    def points(self) -> _Cells:
+        """Nothing has to be opened."""
+        return self
 
 
-def _died(study: Study, point: int, reason: str) -> tuple[int, StudyCell]:
-    trace = list(study.traces.values())[point // len(study.runs)]
-    return point, StudyCell(None, refused=reason, batch=trace.info.batch)
+def _numbered_cell(cells: _Cells, point: int) -> tuple[int, StudyCell]:
+    trace, run = cells.keys[point]
+    return point, cell_of(cells.study, trace, run)
+
+
+def _died(cells: _Cells, point: int, reason: str) -> tuple[int, StudyCell]:
+    trace, _ = cells.keys[point]
+    return point, StudyCell(None, refused=reason, batch=cells.study.traces[trace].info.batch)
 
 
 def _about(trace: Trace) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from simgpu.graph.sections import (
 )
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
-from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.base import PlanContext, Policy, parameter, require_undivided
 from simgpu.policies.common.framework import framework, saved_note
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
 from simgpu.program.eager import Eager
@@ -93,6 +93,8 @@ class Checkpoint(Policy):
         if self.to not in context.node.next_to_device:
             what, known = f"no link goes from the device to memory {self.to!r}", context.node.next_to_device
             raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
+        if self.inputs != "resident":
+            require_undivided(context.graph, f"{self.name} with inputs elsewhere")
         graph, transforms = framework(context.graph, self.name)
         section_of, how = _sections(graph, self.blocks)
         autograd_saved = saved_tensors(graph)
@@ -107,11 +109,7 @@ class Checkpoint(Policy):
         )
         writing = _Checkpointing(graph, parts, unused, freed, self.inputs, self.to)
         writing.write()
-        notes = (
-            *saved_note(autograd_saved),
-            _sections_note(writing.sections, how),
-            *writing.notes,
-        )
+        notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import partial
 from math import floor
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from simgpu.errors import InputError, Problem
 from simgpu.graph.updates import exchanging
@@ -40,8 +40,8 @@ class PeakPart(int):
         budget.part, budget.peak = part, peak
         return budget
 
-    def __getnewargs__(self) -> tuple[Fraction, int]:  # type: ignore[override]  # int's own has one argument
-        return self.part, self.peak
+    def __reduce__(self) -> tuple[type[PeakPart], tuple[Fraction, int]]:
+        return PeakPart, (self.part, self.peak)
 
     @property
     def percentage(self) -> str:
@@ -75,18 +75,23 @@ def part_facts(budget: int) -> dict[str, Any]:
     return {"budget_part": budget.percentage, "plain_peak_bytes": budget.peak}
 
 
+class PeakSettings(TypedDict, total=False):
+    """The arguments of `plain_peak` that have defaults."""
+
+    epoch: int
+    data_parallel: DataParallel | None
+    iterations: int
+    pool: str
+    allocator: AllocatorSettings | None
+
+
 def part_of_peak(
     percentage: str,
     trace: Trace,
     node: NodeSpec,
-    *,
-    epoch: int = 0,
-    data_parallel: DataParallel | None = None,
-    iterations: int = 3,
-    pool: str = "counting",
-    allocator: AllocatorSettings | None = None,
+    **settings: Unpack[PeakSettings],
 ) -> PeakPart:
-    """The budget that is a percentage of the peak without offloading. The other arguments are those of `plain_peak`.
+    """The budget that is a percentage of the peak without offloading. settings: as for `plain_peak`.
 
     Raises `InputError` for a trace whose peak is not known, and for a part of less than a byte.
 
@@ -97,15 +102,7 @@ def part_of_peak(
     150
     """
     try:
-        peak = plain_peak(
-            trace,
-            node,
-            epoch=epoch,
-            data_parallel=data_parallel,
-            iterations=iterations,
-            pool=pool,
-            allocator=allocator,
-        )
+        peak = plain_peak(trace, node, **settings)
     except InputError as error:
         raise InputError(_needed_for(percentage, problem) for problem in error.problems) from None
     budget = PeakPart(parse_percentage(percentage), peak)

@@ -134,6 +134,27 @@ def test_an_input_on_the_host_by_hand():
     assert result.iteration_ns == run(built, "checkpoint", blocks=["a", "b"]).iteration_ns + 40
 
 
+def test_inputs_of_a_later_micro_batch_are_not_fetched_before_they_exist():
+    """Forward and backward run twice; while the first backward ends, the section behind it has not run yet."""
+    once = parts([100] * 5, [100] * 5, [10, 20, 20, 40, 50], [2, 2, 1])
+    again = {each.id: f"{each.id}'" for each in once.blocks if not each.persistent}
+    second = [
+        replace(
+            each,
+            id=f"{each.id}'",
+            reads=tuple(again.get(b, b) for b in each.reads),
+            writes=tuple(again.get(b, b) for b in each.writes),
+        )
+        for each in once.kernels
+    ]
+    more = [replace(each, id=again[each.id], release=None) for each in once.blocks if each.id in again]
+    plain = [replace(each, release=None) for each in once.blocks]
+    twice = replace(once, kernels=(*once.kernels, *second), blocks=(*plain, *more), saved=())
+    result = run(twice, "checkpoint", blocks=["a", "b"], inputs="overlapped")
+    copies = [name for name, *_ in work(result) if name.startswith(("in:", "out:"))]
+    assert [copies.index(each) for each in ("out:x3", "in:x3", "out:x3'", "in:x3'")] == [0, 1, 2, 3]
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_inputs_on_the_host_take_no_more_memory_and_the_time_of_their_copies(data: st.DataObject) -> None:

@@ -158,7 +158,7 @@ _PARAMETER = re.compile(r"policies\[\d+\]\.(\w+)\.(\w+)")
 
 
 def policy_texts(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The policy of each row, without the parameters that the sweep varies, where that tells the policies apart."""
+    """The policy of each row, without the parameters that the sweep varies, where that keeps the policies distinct."""
     varied = {match.groups() for path in sweep.paths if (match := _PARAMETER.fullmatch(path))}
     texts = []
     for row in rows:

@@ -31,7 +31,7 @@ def inputs_away(graph: TaskGraph, read_at: Mapping[int, Iterable[int]]) -> list[
     for b, starts in read_at.items():
         uses = graph.uses[b]
         leaves = max((k for k in uses if graph.kernels[k].phase is Phase.FORWARD), default=None)
-        if b in flows and leaves is not None and graph.sizes[b] and len(graph.rounds) == 1:
+        if b in flows and leaves is not None and graph.sizes[b]:
             returns = min((*starts, *(k for k in uses if k > leaves)))
             if returns > leaves + 1:
                 result.append(Away(b, leaves, returns))
@@ -41,7 +41,7 @@ def inputs_away(graph: TaskGraph, read_at: Mapping[int, Iterable[int]]) -> list[
 class OffloadedInputs:
     """Writes their copies. The compute stream acquires all device memory.
 
-    memory: where they go, linked to the device. overlapped: copies run beside kernels: compute waits for an offload
+    memory: where they go, linked to the device. overlapped: copies overlap with kernels: compute waits for an offload
     when the next one begins, and the blocks of one section are fetched while the section behind it runs in backward.
     Otherwise compute waits for every copy.
     """
@@ -57,6 +57,7 @@ class OffloadedInputs:
         #: What returns, by the kernel before which it is needed, in order.
         self._returning = dict(sorted(returning.items()))
         self._offloads: list[tuple[int, int]] = []
+        self._gone: set[int] = set()
         self._fetches: dict[int, int] = {}
 
     def after(self, k: int) -> None:
@@ -68,6 +69,7 @@ class OffloadedInputs:
             self._writer.wait(self._writer.signal(), self._out)
             code.acquire((b,), self._memory)
             code.copy(b, DEVICE, self._memory)
+            self._gone.add(b)
             self._offloads.append((b, self._writer.signal(self._out)))
             if not self._overlapped:
                 self._let_go()
@@ -79,8 +81,9 @@ class OffloadedInputs:
         self._let_go()
         self._fetch(self._returning[k])
         if self._overlapped:
+            # A later micro-batch's have not left yet.
             following = next((blocks for place, blocks in self._returning.items() if place > k), [])
-            self._fetch(following)
+            self._fetch(b for b in following if b in self._gone)
         for b in self._returning[k]:
             self._writer.wait(self._fetches[b])
 
