@@ -4,12 +4,12 @@ An integer program decides for every kernel of the iteration which values are ke
 before it. HiGHS solves it; `method: rounding` relaxes it, keeps what that keeps to at least half, and recomputes what
 is missing (the paper's two-phase rounding), with smaller and smaller budgets until the schedule fits.
 
-HiGHS branches a limited number of times. Where that proves no schedule to be the fastest, the faster one of this, of
-the rounded one and, for a chain, of `revolve` is taken, and a note says how far from the bound it is.
-
 The program has about as many variables as the square of the number of kernels, so larger iterations are scheduled in
-`groups` of neighbouring kernels: those of a layer first. What is kept and recomputed is then the results of groups, and
-a note says into how many the kernels were put.
+`groups` of neighbouring kernels, those of a layer first, and HiGHS branches a limited number of times. Where that does
+not prove a schedule of single kernels to be the fastest, a search looks for a faster one
+(`simgpu.policies.checkmate.improving`): from what `dtr` does under each of its heuristics and, for a chain, from
+Revolve's snapshots. The integer program of groups is left out where its relaxation cannot be faster. No answer is
+slower than `dtr`, `revolve` or `checkpoint`, and a note says what is known about faster ones.
 
 What is changed in place stays, unless one group does all of it, and so does what kernels make that cannot run again.
 Where that costs time, the policy also schedules the iteration without changes in place, in which every kernel can run
@@ -18,37 +18,37 @@ again (`simgpu.graph.functional`), as the paper's graphs are, and takes the fast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.graph.functional import Functional
-from simgpu.graph.taskgraph import TaskGraph, Transform
+from simgpu.graph.taskgraph import Transform
 from simgpu.graph.transforms import transformed
 from simgpu.planning.highs import TIME_LIMIT_S
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
-from simgpu.policies.checkmate.program import CheckmateProgram
+from simgpu.policies.checkmate.program import Solved, first_fitting, relaxed_ns
+from simgpu.policies.checkmate.single import Known, SingleKernels
+from simgpu.policies.checkpoint import Checkpoint
 from simgpu.policies.common.node_schedule import NodeSchedule, written
 from simgpu.policies.common.nodes import Nodes, groups_of
-from simgpu.policies.revolve import layers_of, most_snapshots
+from simgpu.policies.common.shortlist import tried
 from simgpu.program.instructions import Program
 from simgpu.units import format_time
 
-#: Parts of the budget for which the program is solved, one after the other, until the schedule fits: HiGHS may exceed a
-#: budget by a millionth; of the relaxed program, which may keep a part of a value, the paper suggests nine tenths.
-_OPTIMAL, _ROUNDED = (1.0, 1 - 2e-6, 1 - 1e-5), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 _TIMED_OUT = f"HiGHS was stopped after {TIME_LIMIT_S:.0f} s: another machine may find another schedule"
 
 
 class _Answer(NamedTuple):
-    """time_ns: of the schedule. bound_ns: no schedule of its nodes is faster. is_timed_out: as in `Optimum`."""
+    """A program that fits. time_ns: of its kernels. notes: how it was found, and what is known about faster ones.
+    is_fastest: whether no schedule of single kernels is faster."""
 
     program: Program
     time_ns: int
-    bound_ns: int
-    is_timed_out: bool
+    notes: tuple[str, ...]
+    is_fastest: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,90 +56,111 @@ class Checkmate(Policy):
     """Optimal recomputation."""
 
     name = "checkmate"
-    summary = "recomputes by the fastest schedule within the budget, of an integer program"
+    summary = "recomputes by the fastest schedule within the budget, of an integer program or a search"
     source = "Jain et al., Checkmate, MLSys 2020"
-    libraries = ("scipy",)
+    libraries = ("numba", "scipy")
 
     method: Literal["optimal", "rounding"] = parameter("optimal", "the integer program, or the relaxed one, rounded")
-    groups: int = parameter(32, "most groups of kernels that are scheduled one by one")
+    groups: int = parameter(32, "most groups of kernels that the integer program schedules")
+    evaluations: int = parameter(
+        50_000_000, "most stages of which the search for single kernels may compute the time; 0: no search"
+    )
 
     def plan(self, context: PlanContext) -> Program:
-        """One iteration. Raises `InputError` for several compute streams and for a split batch, `MissingExtraError`
-        without SciPy."""
+        """One iteration. Raises `InputError` for several compute streams, a split batch and parameters out of range,
+        `MissingExtraError` without SciPy."""
         graph = context.graph
         require_one_stream(graph, self.name)
         require_undivided(graph, self.name)
-        if self.groups < 1:
-            raise InputError.single("", "parameters.groups", f"{self.groups} is less than 1", "give 1 or more groups")
-        fitting = []
+        for name, least in (("groups", 1), ("evaluations", 0)):
+            if (value := getattr(self, name)) < least:
+                what = f"{value} is less than {least}"
+                raise InputError.single("", f"parameters.{name}", what, f"give {least} or more")
+        fitting: list[_Answer] = []
         for transforms in ((), (Functional(),)):
-            answer = self._answer(graph, transforms, context)
-            if answer is not None:
-                fitting.append(answer)
-                if answer.time_ns == sum(graph.durations):
-                    break
-        if fitting:
-            best = min(fitting, key=lambda each: each.time_ns)
-            timed_out = (_TIMED_OUT,) if any(each.is_timed_out for each in fitting) else ()
-            return replace(best.program, notes=(*best.program.notes, *timed_out, _distance(best)))
-        # What needs least memory shows which kernel cannot run.
-        nodes = Nodes(graph, groups_of(graph, self.groups), context.node.gpu.alignment)
-        return _program(graph, (), nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
-
-    def _answer(self, graph: TaskGraph, transforms: tuple[Transform, ...], context: PlanContext) -> _Answer | None:
-        """The fastest schedule that was found for a graph; None where none fits."""
-        changed = transformed(graph, transforms)
-        nodes = Nodes(changed, groups_of(changed, self.groups), context.node.gpu.alignment)
-        context.progress(f"scheduling {len(nodes.groups)} groups of {len(changed.kernels)} kernels")
-        found = _first_fitting(nodes, context.budget, self.method)
-        others: list[NodeSchedule] = []
-        if self.method == "optimal" and (found is None or found.bound_ns < found.schedule.time_ns):
-            # HiGHS was stopped before it had proved its answer, or before it had one.
-            rounded = _first_fitting(nodes, context.budget, "rounding")
-            found = found or rounded
-            others += [] if rounded is None else [rounded.schedule]
-            with suppress(InputError):
-                others.append(most_snapshots(nodes, layers_of(nodes), context.budget)[0])
-        if found is None:
-            return None
-        fitting = [each for each in (found.schedule, *others) if each.peak() <= context.budget]
+            fitting += self._answers(context, transforms)
+            if any(each.time_ns == graph.ideal_ns() for each in fitting):
+                break
+        if self._searches and not any(each.is_fastest for each in fitting):
+            runs = tried(context, {"checkpoint": partial(Checkpoint().plan, context)})
+            fitting += [_Answer(run.program, run.time_ns, ("the program of checkpoint",)) for run in runs]
+        if not fitting:
+            # What needs least memory shows which kernel cannot run.
+            nodes = self._nodes(context, ())
+            return written(nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
         best = min(fitting, key=lambda each: each.time_ns)
-        program = _program(changed, transforms, nodes, best)
-        return _Answer(program, best.time_ns, min(found.bound_ns, best.time_ns), found.is_timed_out)
+        return replace(best.program, notes=(*best.program.notes, *best.notes))
+
+    @property
+    def _searches(self) -> bool:
+        return self.method == "optimal" and self.evaluations > 0
+
+    def _nodes(self, context: PlanContext, transforms: Sequence[Transform]) -> Nodes:
+        graph = transformed(context.graph, transforms)
+        return Nodes(graph, groups_of(graph, self.groups), context.node.gpu.alignment)
+
+    def _answers(self, context: PlanContext, transforms: tuple[Transform, ...]) -> Iterator[_Answer]:
+        """Schedules of the iteration with these transforms that fit."""
+        nodes, single = self._nodes(context, transforms), SingleKernels(context, transforms)
+        context.progress(f"scheduling {len(nodes.groups)} groups of {len(nodes.graph.kernels)} kernels")
+        known: list[Known] = []
+        if self._searches and not _is_whole(nodes):
+            known = single.searched((), self.evaluations)
+            least = relaxed_ns(nodes, context.budget)
+            if known and (least is None or min(each.time_ns for each in known) <= least):
+                # The integer program would find nothing that is faster.
+                yield from (_of_single(each, nodes, least) for each in known)
+                return
+        solved, schedules = self._solved(nodes, context.budget)
+        answers = [_of_nodes(nodes, each, transforms, solved) for each in schedules]
+        if self._searches and not any(each.is_fastest for each in answers):
+            known += single.searched([each.program for each in answers], self.evaluations)
+        yield from answers
+        yield from (_of_single(each, nodes, solved.bound_ns if solved else None) for each in known)
+
+    def _solved(self, nodes: Nodes, budget: int) -> tuple[Solved | None, list[NodeSchedule]]:
+        """The integer program's answer, and the schedules that fit: where HiGHS was stopped before it had proved its
+        answer, or had one, the rounded one too."""
+        solved = first_fitting(nodes, budget, self.method)
+        schedules = [] if solved is None else [solved.schedule]
+        if self.method == "optimal" and (solved is None or solved.bound_ns < solved.schedule.time_ns):
+            rounded = first_fitting(nodes, budget, "rounding")
+            solved = solved or rounded
+            schedules += [] if rounded is None else [rounded.schedule]
+        return solved, schedules
 
 
-class _Found(NamedTuple):
-    """bound_ns: no schedule of the nodes within the budget is faster."""
-
-    schedule: NodeSchedule
-    bound_ns: int
-    is_timed_out: bool
+def _is_whole(nodes: Nodes) -> bool:
+    """Whether each node is a kernel."""
+    return len(nodes.groups) == len(nodes.graph.kernels)
 
 
-def _first_fitting(nodes: Nodes, budget: int, method: str) -> _Found | None:
-    """The schedule for the largest part of the budget that fits; None where there is none."""
-    bound = None
-    for part in _OPTIMAL if method == "optimal" else _ROUNDED:
-        program = CheckmateProgram(nodes, int(budget * part))
-        solved = program.optimal() if method == "optimal" else program.rounded(0.5)
-        if solved is None:
-            return None
-        # That of the whole budget.
-        bound = solved.bound_ns if bound is None else bound
-        schedule = NodeSchedule.of(nodes, solved.kept)
-        if schedule.peak() <= budget:
-            return _Found(schedule, bound, solved.is_timed_out)
-    return None
+def _of_nodes(nodes: Nodes, schedule: NodeSchedule, transforms: Sequence[Transform], solved: Solved | None) -> _Answer:
+    """A schedule that the integer program found, or its relaxation."""
+    program = replace(written(nodes, schedule), transforms=tuple(transforms))
+    time_ns, bound_ns = schedule.time_ns, min(solved.bound_ns, schedule.time_ns) if solved else 0
+    grouped = () if _is_whole(nodes) else (f"scheduled in {len(nodes.groups)} groups of the {_kernels(nodes)}",)
+    timed_out = (_TIMED_OUT,) if solved is not None and solved.is_timed_out else ()
+    notes = (*grouped, *timed_out, _distance(time_ns, bound_ns))
+    return _Answer(program, time_ns, notes, _is_whole(nodes) and bound_ns == time_ns)
 
 
-def _program(graph: TaskGraph, transforms: Sequence[Transform], nodes: Nodes, schedule: NodeSchedule) -> Program:
-    program = written(nodes, schedule)
-    count, kernels = len(nodes.groups), len(graph.kernels)
-    notes = () if count == kernels else (f"scheduled in {count} groups of the {kernels} kernels",)
-    return replace(program, transforms=tuple(transforms), notes=notes)
+def _of_single(known: Known, nodes: Nodes, bound_ns: int | None) -> _Answer:
+    """A schedule of single kernels. bound_ns: of schedules of the nodes, None if none fits or it is not known."""
+    how = f"scheduled by {known.label}"
+    if bound_ns is None:
+        return _Answer(known.program, known.time_ns, (how,))
+    if _is_whole(nodes) or bound_ns <= known.time_ns:
+        return _Answer(known.program, known.time_ns, (how, _distance(known.time_ns, min(bound_ns, known.time_ns))))
+    faster = f"faster than any schedule in {len(nodes.groups)} groups of the {_kernels(nodes)}"
+    return _Answer(known.program, known.time_ns, (how, f"{faster}; lower bound of these {format_time(bound_ns)}"))
 
 
-def _distance(answer: _Answer) -> str:
-    over = answer.time_ns / answer.bound_ns - 1 if answer.bound_ns else 0.0
+def _kernels(nodes: Nodes) -> str:
+    return f"{len(nodes.graph.kernels)} kernels"
+
+
+def _distance(time_ns: int, bound_ns: int) -> str:
+    over = time_ns / bound_ns - 1 if bound_ns else 0.0
     best = "no schedule of whole groups is faster" if over < 1e-9 else f"at most {over:.2%} over the fastest schedule"
-    return f"{best}; lower bound {format_time(answer.bound_ns)}"
+    return f"{best}; lower bound {format_time(bound_ns)}"

@@ -16,11 +16,42 @@ from typing import NamedTuple
 import numpy as np
 
 from simgpu.planning.highs import Optimum, minimize, require_scipy
-from simgpu.policies.common.node_schedule import Kept
+from simgpu.policies.common.node_schedule import Kept, NodeSchedule
 from simgpu.policies.common.nodes import Nodes
 
 #: HiGHS branches so often at most, and stops this close to its bound.
 _NODES, _GAP = 100, 1e-5
+#: Parts of the budget for which the program is solved, one after the other, until the schedule fits: HiGHS may exceed a
+#: budget by a millionth; of the relaxed program, which may keep a part of a value, the paper suggests nine tenths.
+_OPTIMAL, _ROUNDED = (1.0, 1 - 2e-6, 1 - 1e-5), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+class Solved(NamedTuple):
+    """A schedule that fits. bound_ns: no schedule of the nodes within the budget is faster. is_timed_out: as in
+    `simgpu.planning.highs.Optimum`."""
+
+    schedule: NodeSchedule
+    bound_ns: int
+    is_timed_out: bool
+
+
+def first_fitting(nodes: Nodes, budget: int, method: str) -> Solved | None:
+    """The schedule for the largest part of the budget that fits, by `optimal` or `rounding`; None where there is none.
+
+    Raises `MissingExtraError` without SciPy.
+    """
+    bound = None
+    for part in _OPTIMAL if method == "optimal" else _ROUNDED:
+        program = CheckmateProgram(nodes, int(budget * part))
+        solved = program.optimal() if method == "optimal" else program.rounded(0.5)
+        if solved is None:
+            return None
+        # That of the whole budget.
+        bound = solved.bound_ns if bound is None else bound
+        schedule = NodeSchedule.of(nodes, solved.kept)
+        if schedule.peak() <= budget:
+            return Solved(schedule, bound, solved.is_timed_out)
+    return None
 
 
 class KeptValues(NamedTuple):
@@ -30,6 +61,12 @@ class KeptValues(NamedTuple):
     kept: Kept
     bound_ns: int
     is_timed_out: bool
+
+
+def relaxed_ns(nodes: Nodes, budget: int) -> int | None:
+    """The bound of the relaxed program: no schedule of the nodes within the budget is faster; None where none fits."""
+    relaxed = CheckmateProgram(nodes, budget).rounded(0.5)
+    return None if relaxed is None else relaxed.bound_ns
 
 
 @dataclass
