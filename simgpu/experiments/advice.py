@@ -15,6 +15,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
+from simgpu.simulation.notes import allocator_text
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
@@ -72,12 +73,11 @@ def advice(
 
         trace = at_batch(trace, trace.info.batch // data_parallel.gpus)
     memory = scenario.available
-    peak = trace_stats(trace).peak_recorded
+    peak = _peak(scenario)
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
     text = [("largest working set", f"{format_bytes(need)}, single operator {kernel}")] if kernel else []
     if peak is not None:
-        where = f"{format_bytes(peak.bytes)} at {peak.kernel} (budget {format_bytes(memory)})"
-        text.insert(0, ("peak without offloading", where))
+        text.insert(0, ("peak without offloading", _peak_text(scenario, trace, peak)))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
         lower_bound = f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample; see simgpu memory-bound"
@@ -89,10 +89,33 @@ def advice(
         *_with_the_hosts_exchange(scenario, comparison, progress),
         *_policies_to_try(scenario, comparison, bounds is None and need > memory, written, progress),
     ]
-    if peak is not None and memory < peak.bytes <= scenario.node.budget:
-        has = f"{scenario.node.name} has {format_bytes(scenario.node.budget)}"
+    all_memory = replace(scenario, budget=None).available
+    if peak is not None and memory < peak <= all_memory:
+        has = f"{scenario.node.name} has {format_bytes(all_memory)}"
         steps.append(f"a larger budget: {has}, enough without offloading")
     return [*text, *(("try", step) for step in (*steps, *_smaller_batch(trace)))]
+
+
+def _peak(scenario: Scenario) -> int | None:
+    """The peak without offloading, as budgets in percent count it; None if other memory limits that run too."""
+    try:
+        return scenario.config.plain_peak(scenario.trace, scenario.node)
+    except OutOfMemoryError:
+        return None
+
+
+def _peak_text(scenario: Scenario, trace: Trace, peak: int) -> str:
+    """The peak and the budget, and at which kernel it is, or what it counts besides the live bytes of the trace."""
+    live, budget = trace_stats(trace).peak_recorded, f"budget {format_bytes(scenario.available)}"
+    if live is not None and live.bytes == peak:
+        return f"{format_bytes(peak)} at {live.kernel} ({budget})"
+    how, alignment = scenario.data_parallel, scenario.alignment or scenario.node.gpu.alignment
+    counted = [
+        *([allocator_text(scenario.pool, scenario.allocator)] if scenario.pool else []),
+        *([f"alignment {format_bytes(alignment)}"] if alignment > 1 else []),
+        *([f"one of {how.gpus} GPUs"] if how else []),
+    ]
+    return f"{format_bytes(peak)} ({', '.join(counted)}{'; ' if counted else ''}{budget})"
 
 
 def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:

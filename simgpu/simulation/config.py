@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.replicate import Exchange
@@ -15,6 +15,9 @@ from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
 from simgpu.units import is_percentage, parse_bytes, parse_percentage
+
+if TYPE_CHECKING:
+    from simgpu.simulation.plain_peak import PeakSettings
 
 _MINIMA = {"budget": 0, "iterations": 1, "seed": 0, "alignment": 1, "epoch": 0, "gpus": 1, "cores": 1, "limit": 1}
 _SIZES = ("budget", "alignment", "more_memory")
@@ -147,17 +150,34 @@ class RunConfig:
             return self
         from simgpu.simulation.plain_peak import part_of_peak  # loads the machine
 
-        budget = part_of_peak(
-            self.budget,
-            trace,
-            self._aligned(node),
-            epoch=self.epoch,
-            data_parallel=self.data_parallel,
-            iterations=self.iterations,
-            pool=self.pool or "counting",
-            allocator=self.allocator_settings,
-        )
+        budget = part_of_peak(self.budget, trace, self._aligned(node), **self._peak_settings)
         return replace(self, budget=budget)
+
+    def plain_peak(self, trace: Trace, node: NodeSpec) -> int:
+        """The bytes of the peak without offloading, of which budgets in percent are a part.
+
+        See `simgpu.simulation.plain_peak.plain_peak`, also for its errors.
+
+        >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+        >>> from simgpu.trace.chain import chain
+        >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**10, 10**10))
+        >>> RunConfig(alignment=100).plain_peak(chain([5, 7], [10, 14], [101, 200]), node)
+        400
+        """
+        from simgpu.simulation.plain_peak import plain_peak  # loads the machine
+
+        return plain_peak(trace, self._aligned(node), **self._peak_settings)
+
+    @property
+    def _peak_settings(self) -> PeakSettings:
+        """What the peak without offloading depends on, besides the trace and the node."""
+        return {
+            "epoch": self.epoch,
+            "data_parallel": self.data_parallel,
+            "iterations": self.iterations,
+            "pool": self.pool or "counting",
+            "allocator": self.allocator_settings,
+        }
 
     def context_memory(self, node: NodeSpec) -> int | None:
         """Bytes of the node's device memory that the CUDA context takes from the budget.

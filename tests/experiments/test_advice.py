@@ -18,6 +18,7 @@ from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.program.data_parallel import DataParallel
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.simulation.run import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
@@ -63,6 +64,24 @@ def test_the_advised_memory_needs_match_actual_runs() -> None:
     assert (first, second) == ("peak without offloading", "largest working set")
     assert peak.startswith(f"{most} B at ") and peak.endswith(f"(budget {most - 1} B)")
     assert kernel.startswith(f"{smallest} B, single operator ")
+
+
+@pytest.mark.parametrize(
+    ("pool", "alignment", "counted"),
+    [
+        (None, 512, "alignment 512 B"),
+        ("addressed", 512, "allocator with addresses, alignment 512 B"),
+        ("caching", None, "PyTorch's caching allocator"),
+    ],
+)
+def test_the_advised_peak_is_that_of_budgets_in_percent(pool: str | None, alignment: int | None, counted: str) -> None:
+    values = {"trace": "resnet20-cifar-cpu", "node": "laptop-2gb", "policies": "none", "budget": "60%"}
+    study = make_scenario({**values, "pool": pool, "alignment": alignment and f"{alignment} B"}, "a test")
+    assert isinstance(study.budget, PeakPart)
+    (run,) = compare(replace(study, budget=None))
+    assert run.result is not None and run.result.high_water == study.budget.peak
+    (_, peak), *_ = advice_on(study)
+    assert peak == f"{format_bytes(study.budget.peak)} ({counted}; budget {format_bytes(study.budget)})"
 
 
 def test_the_fastest_fitting_policy_is_suggested() -> None:
@@ -208,3 +227,12 @@ def test_another_memory_that_ran_out_is_named() -> None:
     study = scenario(650, "vdnn")
     study = replace(study, node=replace(study.node, host=HostSpec(50)))
     assert steps(study)[0] == "more host memory (host.pinned_memory): vdnn ran out of it, not of device memory"
+
+
+def test_there_is_no_peak_where_gradients_do_not_fit_the_host() -> None:
+    host = HostSpec(50, accumulate_bandwidth=10**9)
+    node = NodeSpec("bench", GpuSpec("a GPU", 10**6), LinkSpec("wire", 10**9, 10**9), host, gpus=2)
+    study = scenario(10**6, "none", trace=network([100, 200, 300]))
+    study = replace(study, node=node, data_parallel=DataParallel(2))
+    assert "peak without offloading" not in dict(advice_on(study))
+    assert steps(study)[0].startswith("more host memory")
