@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from simgpu.analysis.charts import RunLook, head, run_looks
 from simgpu.analysis.plots import RunFigure
@@ -19,6 +20,9 @@ from simgpu.analysis.plots import RunFigure
 _WIDTH_INCHES, _HEIGHT_INCHES, _BAR_INCHES = 9.0, 3.8, 0.32
 #: Height of a line of the legend, and the columns before its names wrap.
 _NAME_INCHES, _NAME_COLUMNS = 0.18, 40
+#: Between rows of markers of failed points.
+_ROW_POINTS = 9
+_HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 5, "markeredgewidth": 1.2}
 _REFERENCE: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
 _FRONT: dict[str, Any] = {"color": "#333333", "linewidth": 1.2, "linestyle": "--", "zorder": 1}
 
@@ -34,11 +38,13 @@ def plot_curves(
     ylabel: str,
     references: Mapping[str, float | Points] | None = None,
     spreads: Mapping[str, Sequence[float]] | None = None,
+    failed: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> RunFigure:
     """One line per run over a varied number.
 
     references: lines to compare with, by name: a number is a horizontal line, points are a curve (a lower bound, say).
     spreads: half the length of the error bar at each point of a run.
+    failed: by reason and run, the x of points without a result. They are hollow markers above the axes, a row per run.
 
     >>> figure = plot_curves({"vdnn": [(8, 79), (10, 80)]}, title="VGG-16", xlabel="budget (GiB)", ylabel="samples/s")
     >>> figure.axes[0].get_xlabel()
@@ -61,13 +67,34 @@ def plot_curves(
         else:
             handles.append(ax.plot(*_columns(reference), linestyle="-", **_REFERENCE)[0])
         names.append(name)
+    missing = failed or {}
+    _mark_failed(figure, ax, missing, looks)
     ax.set_xlabel(xlabel, parse_math=False)
     ax.set_ylabel(ylabel, parse_math=False)
     ax.set_ylim(bottom=0)
-    if all(float(x).is_integer() for points in curves.values() for x, _ in points):
+    places = [x for points in curves.values() for x, _ in points]
+    places += [x for runs in missing.values() for each in runs.values() for x in each]
+    if all(float(x).is_integer() for x in places):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     head(figure, title, handles, names)
     return figure
+
+
+def _mark_failed(
+    figure: RunFigure, ax: Axes, failed: Mapping[str, Mapping[str, Sequence[float]]], looks: Mapping[str, RunLook]
+) -> None:
+    """The rows of markers above the axes, and the reasons to their left."""
+    row = sum(map(len, failed.values()))
+    figure.set_figheight(figure.get_figheight() + row * _ROW_POINTS / 72)
+    for why, runs in failed.items():
+        middle = _ROW_POINTS * (row - (len(runs) - 1) / 2)
+        ax.annotate(why, (0, 1), (-6, middle), "axes fraction", "offset points", ha="right", va="center", fontsize=8)
+        for label, places in runs.items():
+            above = ScaledTranslation(0, row * _ROW_POINTS / 72, figure.dpi_scale_trans)
+            at = {"transform": ax.get_xaxis_transform() + above, "clip_on": False}
+            ax.plot(places, [1] * len(places), **looks[label].line | _HOLLOW | at)
+            ax.update_datalim([(x, 0) for x in places], updatey=False)  # which plot does not do with this transform
+            row -= 1
 
 
 def plot_front(

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from simgpu.analysis.breakdown import Breakdown, CopyTime, breakdown
 from simgpu.analysis.compression import Compression
 from simgpu.analysis.power import Power
-from simgpu.hardware.spec import DEVICE, Duplex, MemoryLink
+from simgpu.hardware.spec import DEVICE, Duplex, MemoryLink, NodeSpec
 from simgpu.timeline.model import Column, MemoryCurve, SpanKind, Timeline
-from simgpu.timeline.streams import engine_ends
+from simgpu.timeline.streams import engine, engine_ends
 
 
 class MetricRow(NamedTuple):
@@ -192,6 +192,38 @@ def measure(
         together_ns=None if alone_ns is None else end - start - alone_ns,
         compression=compression,
     )
+
+
+def metric_keys(node: NodeSpec) -> tuple[str, ...]:
+    """The keys of all metrics that an iteration on a node can have, also those that only some iterations have.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> keys = metric_keys(NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 1, 1)))
+    >>> "iteration_ns" in keys, "stalled_h2d_ns" in keys, "host_peak_bytes" in keys, "ssd_peak_bytes" in keys
+    (True, True, True, False)
+    """
+    engines = [engine(*ends) for link in node.links for ends in (link.ends, link.ends[::-1])]
+    nothing = dict.fromkeys(engines, 0)
+    parts = Breakdown(0, 0, 0, nothing, 0, 0, 0, dict.fromkeys(engines, CopyTime(0, 0)), 0)
+    memories = {end: 0 for link in node.links for end in link.ends if end != DEVICE}
+    every = Metrics(
+        0,
+        0.0,
+        1.0,
+        parts,
+        nothing,
+        dict.fromkeys(engines, 0.0),
+        0,
+        0,
+        0,
+        0,
+        memories,
+        reserved_bytes=0,
+        speedup=1.0,
+        together_ns=0,
+        compression=Compression(1.0, 0.0, 0, 0, 0, 0.0),
+    )
+    return tuple(row.key for row in every.rows())
 
 
 def _copy_rows(engine: str, copies: CopyTime) -> list[tuple[str, int, str]]:

@@ -192,12 +192,12 @@ def plot_power(timeline: Timeline, curve: PowerCurve, power: Power, *, title: st
 
 
 def figure_format(path: str | Path) -> str:
-    """The format of a figure's file by its suffix; `InputError` for another suffix.
+    """The format of a figure's file by its suffix, in capitals or not; `InputError` for another suffix.
 
-    >>> figure_format("memory.pdf")
-    'pdf'
+    >>> figure_format("memory.pdf"), figure_format("memory.PDF")
+    ('pdf', 'pdf')
     """
-    suffix = Path(path).suffix.lstrip(".")
+    suffix = Path(path).suffix.lstrip(".").lower()
     if suffix not in _METADATA:
         known = ", ".join(f".{name}" for name in _METADATA)
         raise InputError.single(path, "", f"'{suffix}' is not a format of figures", f"end the name in one of {known}")

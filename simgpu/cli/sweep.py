@@ -6,6 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,7 +15,7 @@ from time import monotonic
 import click
 from rich.text import Text
 
-from simgpu.cli.group import BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY, show_error, wrapped
+from simgpu.cli.group import BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY, fail, show_error, wrapped
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
@@ -25,6 +26,7 @@ from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.labels import numeric_path
+from simgpu.experiments.sweep.metric import check_metric
 from simgpu.experiments.sweep.point import ERROR, OK
 from simgpu.experiments.sweep.point import OUT_OF_MEMORY as ROW_OOM
 from simgpu.experiments.sweep.run import SweepResult, run_sweep
@@ -168,10 +170,12 @@ class PaperFiles:
         """The files of these options. Raises `InputError` before anything runs, for a file that cannot be written."""
         if over is not None and figure is None:
             raise click.UsageError("--over needs --figure, whose x axis it names.")
+        with _metric_option():
+            check_metric(swept, metric)
         for option, path in (("--figure", figure), ("--latex", latex)):
             if path is not None and not path.absolute().parent.is_dir():
                 raise InputError.single(path, "", f"{option}: there is no folder {path.parent}", "create it")
-        if latex is not None and latex.suffix != ".tex":
+        if latex is not None and latex.suffix.lower() != ".tex":
             raise InputError.single(latex, "", f"'{latex.suffix}' is no LaTeX file", "end the name in .tex")
         if figure is None:
             return cls(None, latex, metric, None)
@@ -181,9 +185,9 @@ class PaperFiles:
         return cls(figure, latex, metric, numeric_path(swept, over).path)
 
     def write(self, result: SweepResult) -> list[Path]:
-        """Writes them, each atomically, and returns those written. Raises `InputError` for an unknown metric."""
+        """Writes them, each atomically, and returns those written."""
         written = []
-        try:
+        with _metric_option():  # which may have no number in any of the runs
             if self.figure is not None:
                 from simgpu.analysis.plots import save_figure
 
@@ -194,12 +198,17 @@ class PaperFiles:
                 with atomic_file(self.latex) as part:
                     part.write_text(text, encoding="utf-8")
                 written.append(self.latex)
-        except InputError as error:
-            raise InputError(
-                replace(each, place="--metric") if each.place in ("argument y", "argument metric") else each
-                for each in error.problems
-            ) from None
         return written
+
+
+@contextmanager
+def _metric_option() -> Iterator[None]:
+    """Ends the program with the errors of a metric, whose long lists of columns are wrapped."""
+    try:
+        yield
+    except InputError as error:
+        named = [replace(each, place="--metric") for each in error.problems]
+        fail([wrapped(str(each)) for each in named], BAD_INPUT)
 
 
 def default_folder(name: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
+from simgpu.analysis.panels import AxisInfo
 from simgpu.analysis.tables import facts_html, table_html, table_text
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.losses import block_text
@@ -170,14 +171,16 @@ class SmallestBudgets:
         """A matplotlib figure: a bar per policy, the throughput there, and the memory lower bound."""
         from simgpu.analysis.curves import plot_budgets
 
+        budgets = {label: found.budget for label, found in self.by_policy.items()}
+        scale, unit = AxisInfo("smallest budget", "size").unit(max([self.bound, *budgets.values()]))
         return plot_budgets(
-            {label: found.budget / 2**30 for label, found in self.by_policy.items()},
+            {label: budget / scale for label, budget in budgets.items()},
             title=self.title,
-            xlabel="smallest budget (GiB)",
+            xlabel=f"smallest budget ({unit})",
             texts={
                 label: f"{found.result.metrics.samples_per_s:.0f} samples/s" for label, found in self.by_policy.items()
             },
-            bound=self.bound / 2**30,
+            bound=self.bound / scale,
         )
 
     def _rows(self) -> list[tuple[str, ...]]:

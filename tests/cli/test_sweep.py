@@ -74,12 +74,12 @@ def test_a_sweep_of_seeds_prints_their_spread(place: Path) -> None:
 
 
 def test_a_sweep_writes_a_figure_and_a_latex_table(place: Path) -> None:
-    papers = ["--figure", "times.svg", "--latex", "times.tex", "--metric", "slowdown"]
+    papers = ["--figure", "times.SVG", "--latex", "times.TEX", "--metric", "slowdown"]
     done = simgpu("sweep", "study.yaml", "--jobs", 1, *papers)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1] == "written  times.svg, times.tex"
-    assert ">slowdown</text>" in (place / "times.svg").read_text(encoding="utf-8")
-    assert r"\multicolumn" in (place / "times.tex").read_text(encoding="utf-8")
+    assert done.stdout.splitlines()[-1] == "written  times.SVG, times.TEX"
+    assert ">slowdown</text>" in (place / "times.SVG").read_text(encoding="utf-8")
+    assert r"\multicolumn" in (place / "times.TEX").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,23 @@ def test_files_that_cannot_be_written_are_refused_before_anything_runs(
     assert not (place / "results").exists()
 
 
-def test_an_unknown_metric_names_its_option(place: Path) -> None:
-    done = simgpu("sweep", "study.yaml", "--jobs", 1, "--latex", "times.tex", "--metric", "slow")
+@pytest.mark.parametrize("paper", [[], ["--latex", "times.tex"], ["--figure", "times.pdf"]])
+def test_an_unknown_metric_is_refused_before_anything_runs(place: Path, paper: list[str]) -> None:
+    done = simgpu("sweep", "study.yaml", "--jobs", 1, *paper, "--metric", "slow")
     assert done.exit_code == 2
-    assert "--metric: 'slow' is not a numeric column of this sweep; did you mean 'slowdown'" in done.stderr
+    message = "Error: --metric: 'slow' is not a numeric column of this sweep; did you mean 'slowdown'? known: "
+    assert message in " ".join(done.stderr.split())
+    assert max(map(len, done.stderr.splitlines())) <= 80, "the list of columns is wrapped"
+    assert not (place / "results").exists()
+
+
+def test_a_metric_without_a_number_in_any_run_is_refused_after_it(place: Path) -> None:
+    options = ["--latex", "times.tex", "--metric", "fragmentation"]
+    done = simgpu("sweep", "study.yaml", "--jobs", 1, "--set", "sweep.points=[]", *options)
+    assert done.exit_code == 2
+    assert "Error: --metric: 'fragmentation' is not a numeric column" in " ".join(done.stderr.split())
+    assert max(map(len, done.stderr.splitlines())) <= 80
+    assert (place / "results" / "study-sweep" / "results.csv").exists() and not (place / "times.tex").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from simgpu.analysis.plots import save_figure
 from simgpu.errors import InputError
 from simgpu.experiments.scenarios.load_sweep import make_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
+from simgpu.experiments.scenarios.sweep_axes import SweepSection, axes_of
 from simgpu.experiments.sweep.charts import pareto_front
 from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.run import SweepResult
 
-GIB = 2**30
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +36,46 @@ def result() -> SweepResult:
 
 def test_there_is_a_line_per_policy_and_combination_of_other_axes(result: SweepResult) -> None:
     (ax,) = result.plot("iteration_ns", "d2h_bytes_per_s", references={"ideal": 1.0}).axes
-    frame = result.frame()
+    frame, lines = result.frame(), ["policy", "budget"]
     ran = frame[frame["outcome"] == "ok"]
-    assert len(ax.lines) == len(frame.groupby(["policy", "budget"])) + 1
+    assert len([line for line in ax.lines if line.get_linestyle() != "None"]) == len(frame.groupby(lines)) + 1
     first = ran[(ran["policy"] == "none") & (ran["budget"] == "64 MiB")].sort_values("d2h_bytes_per_s")
     assert len(first) == 2
     assert any(list(line.get_ydata()) == pytest.approx(list(first["iteration_ns"] / 1e6)) for line in ax.lines)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("link, device to host (GB/s)", "step time (ms)")
+
+
+def test_every_tried_value_is_on_the_axis_and_marked_where_it_is_out_of_memory(result: SweepResult) -> None:
+    figure = result.plot("samples_per_s", "budget")
+    (ax,) = figure.axes
+    frame = result.frame()
+    hollow = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+    tried = frame[frame["policy"] == "none"].groupby(["d2h_bytes_per_s"])["budget"]
+    assert [list(line.get_xdata()) for line in hollow] == [[32.0], [32.0]], "none fits 64 MiB only"
+    assert all(list(budgets) == ["32 MiB", "64 MiB"] for _, budgets in tried)
+    left, right = ax.get_xlim()
+    assert left < 32 < 64 < right
+    assert [text.get_text() for text in ax.texts] == ["OOM"]
+    figure.canvas.draw()
+    top = ax.get_window_extent().y1
+    rows = [line.get_window_extent().y0 for line in hollow]
+    assert rows[0] > rows[1] > top, "a row for each line above the axes, the first on top"
+    assert all(line.get_window_extent().y1 < figure.bbox.y1 for line in hollow)
+
+
+def test_points_that_end_in_different_failures_are_marked_with_each_reason() -> None:
+    sweep = sweep_of({"budget": ["1 MiB", "1 GiB"], "policies": [["none"], ["cswap"]]})
+    (ax,) = simgpu.run_sweep(sweep).plot("samples_per_s", "budget").axes
+    assert [text.get_text() for text in ax.texts] == ["OOM", "refused"]
+    hollow = [list(line.get_xdata()) for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [[1 / 1024], [1 / 1024, 1]]
+
+
+def test_memory_in_figures_has_the_unit_of_the_largest_value(result: SweepResult) -> None:
+    (ax,) = result.plot("device_peak_bytes", "budget_bytes").axes
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("budget (MiB)", "peak device memory (MiB)")
+    assert max(x for line in ax.lines for x in line.get_xdata()) == 64
+    assert "peak device memory (MiB)" in result.latex("device_peak_bytes")
 
 
 def test_a_non_numeric_column_is_refused_with_a_suggestion(result: SweepResult) -> None:
@@ -73,7 +108,7 @@ def test_the_front_contains_exactly_the_runs_that_are_not_dominated() -> None:
 def test_the_front_is_drawn_as_steps_over_all_runs(result: SweepResult) -> None:
     (ax,) = result.plot_front().axes
     front = result.front()
-    assert list(ax.lines[-1].get_xdata()) == pytest.approx(list(front["device_peak_bytes"].astype(float) / GIB))
+    assert list(ax.lines[-1].get_xdata()) == pytest.approx(list(front["device_peak_bytes"].astype(float) / MIB))
     assert list(ax.lines[-1].get_ydata()) == pytest.approx(list(front["samples_per_s"].astype(float)))
 
 
@@ -88,6 +123,7 @@ def sweep_of(grid: dict[str, list[object]], **others: object) -> Sweep:
         ("budget", ["50%", "112.5%"], "budget (% of the peak without offloading)", [50, 112.5]),
         ("budget", ["512 MiB", "1024 MiB"], "budget (MiB)", [512, 1024]),
         ("budget", ["512 MiB", "1 GiB"], "budget (GiB)", [0.5, 1]),
+        ("budget", ["512 KiB", "20 MiB"], "budget (MiB)", [0.5, 20]),
         ("node.link.d2h_bandwidth", ["500 MB/s", "2 GB/s"], "link, device to host (GB/s)", [0.5, 2]),
         ("iterations", [1, 2], "iterations", [1, 2]),
     ],
@@ -101,12 +137,26 @@ def test_a_varied_path_with_numbers_is_an_axis(
 
 def test_a_path_without_numbers_is_no_axis() -> None:
     sweep = sweep_of({"budget": ["50%", "1 GiB"], "pool": ["counting", "addressed"]})
-    with pytest.raises(InputError, match=r"varies no number .*: budget, pool; vary a size"):
-        numeric_path(sweep)
-    with pytest.raises(InputError, match=r"of budget are not numbers of one kind at every point: 50%, 1 GiB"):
-        numeric_path(sweep, "budget")
+    with pytest.raises(InputError, match=r"varies no number .*: pool; vary a size"):
+        numeric_path(sweep_of({"pool": ["counting", "addressed"]}))
+    with pytest.raises(InputError, match=r"the values of pool are not numbers: counting, addressed; name another path"):
+        numeric_path(sweep, "pool")
     with pytest.raises(InputError, match=r"'bugdet' is not varied by this sweep; did you mean 'budget'"):
         numeric_path(sweep, "bugdet")
+
+
+def test_values_of_several_kinds_are_named_with_the_remedy() -> None:
+    sweep = sweep_of({"budget": ["50%", "1 GiB", "70%"]})
+    mixed = (
+        r"a test: sweep: the values of budget mix percentages \(50%, 70%\) and sizes \(1 GiB\); "
+        "give all as percentages or all as sizes, or name another path"
+    )
+    for path in ("budget", None):
+        with pytest.raises(InputError, match=mixed):
+            numeric_path(sweep, path)
+    points = [{"budget": "1 GiB"}, {"iterations": 2}]
+    with pytest.raises(InputError, match="budget has no value at some points; give it one at every point, or name"):
+        numeric_path(replace(sweep, axes=axes_of(SweepSection(points=points))), "budget")
 
 
 def test_points_that_leave_a_value_out_have_a_label_without_it() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu import load_scenario
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.explain.smallest_budget import smallest_budget
+from simgpu.explain.smallest_budget import smallest_budget, smallest_budgets
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.policies.base import PlanContext
 from simgpu.policies.none import NoPolicy
@@ -92,6 +92,16 @@ def test_the_smallest_budget_prints_as_facts() -> None:
     result = smallest_budget(QUICK.trace, QUICK.node, "none", budget="4 MiB")
     assert repr(result).startswith("smallest budget  49.45 MiB (51849368 B), step time 110.1 ms")
     assert "resident then    bn1:native_batch_norm, 2 MiB, activation of bn1" in repr(result)
+
+
+@pytest.mark.parametrize(("factor", "unit"), [(1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB")])
+def test_the_figure_has_the_unit_of_the_largest_budget(factor: int, unit: str) -> None:
+    trace = chain([5, 7, 9], [10, 14, 18], [size * factor for size in (100, 200, 300)])
+    budgets = smallest_budgets(trace, NodeSpec("example", GpuSpec("gpu", 600 * factor), LINK), ["none", "vdnn"])
+    (ax,) = budgets.plot().axes
+    assert ax.get_xlabel() == f"smallest budget ({unit})"
+    drawn = [bar.get_width() for bar in ax.patches]
+    assert drawn == pytest.approx([500, 600], rel=1 / 2**11)
 
 
 def test_unlimited_memory_has_no_smallest_budget() -> None:

@@ -17,6 +17,7 @@ from simgpu.experiments.scenarios.reading import Library
 from simgpu.experiments.scenarios.sweep_axes import Axis, count_of, steps_of
 from simgpu.hardware.layering import read_layered
 from simgpu.hardware.nodes import SCHEMA
+from simgpu.hardware.spec import NodeSpec
 from simgpu.io.input_files import open_input, pieces
 from simgpu.io.schema import put
 from simgpu.io.shipped import Kind, find
@@ -116,6 +117,21 @@ class Points:
         """Load and check the scenario of a point."""
         sweep = self.sweep
         return PointLoading(sweep, sweep.given(steps_of(sweep.axes, point)), self._library).scenario()
+
+    def nodes(self) -> Iterator[NodeSpec]:
+        """The nodes at the first point, and at each step of the axes that change the node; without invalid ones."""
+        changing = [any(path.split(".")[0] == "node" for path in axis.paths) for axis in self.sweep.axes]
+        first = tuple(0 for _ in changing)
+        steps = [
+            (*first[:number], step, *first[number + 1 :])
+            for number, (axis, changes) in enumerate(zip(self.sweep.axes, changing, strict=True))
+            for step in range(len(axis.steps) if changes else 0)
+        ]
+        for each in dict.fromkeys([first, *steps]):
+            loading = PointLoading(self.sweep, self.sweep.given(each), self._library)
+            values = loading.values
+            if node := loading.node(values.get("node"), "node", {"overrides": values.get("overrides")}):
+                yield node
 
     def policies(self, point: int) -> list[object]:
         """The policies of a point as written."""

@@ -8,9 +8,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.curves import plot_curves, plot_front
-from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.measures import OOM
-from simgpu.experiments.sweep.labels import column_label, numeric_path, policy_texts, provenance, scale_of
+from simgpu.experiments.sweep.labels import ShownColumn, numeric_path, policy_texts, provenance
+from simgpu.experiments.sweep.metric import no_metric
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.experiments.sweep.spread import SEED
 from simgpu.experiments.sweep.table import values_text
@@ -30,32 +30,37 @@ _TITLE_COLUMNS = 64
 def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: Mapping[str, Any]) -> Figure:
     """See `SweepResult.plot`."""
     texts = policy_texts(sweep, [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")])
-    frame = frame.assign(**{_Y: _numbers(frame, "y", y)}).assign(policy=texts)
+    drawn, ylabel = _numbers(frame, "y", y)
+    frame = frame.assign(**{_Y: drawn}).assign(policy=texts)
     if x in sweep.paths:
         along = numeric_path(sweep, x)
         frame[_X], xlabel = [along.number(sweep.values(point)[x]) for point in frame["point"]], along.label
     else:
-        frame[_X], xlabel = _numbers(frame, "x", x), column_label(x)
+        frame[_X], xlabel = _numbers(frame, "x", x)
     seeds = SEED in sweep.paths and x != SEED and frame[SEED].nunique() > 1
     labels = _labels(sweep, frame, leaving_out=SEED if seeds else "")
     curves: dict[str, list[tuple[float, float]]] = {}
     spreads: dict[str, list[float]] = {}
+    failed: dict[str, dict[str, list[float]]] = {}
     for label, rows in frame.groupby(labels, sort=False):
         finished = rows[rows["outcome"] == OK].groupby(_X)[_Y]
-        name = str(label) if len(finished) else f"{label} ({_failure(rows)})"
+        name = str(label) if len(finished) else f"{label} ({_failure(str(rows['outcome'].iloc[0]))})"
         count = int((rows["outcome"] == OK).sum())
         if 0 < count < len(rows):
             name = f"{label} ({count} of {len(rows)} runs)"
+        for why, places in _failed(rows).items():
+            failed.setdefault(why, {})[name] = places
         means = finished.mean()
         curves[name] = list(zip(means.index.astype(float), means.astype(float), strict=True))
         spreads[name] = [0.0 if math.isnan(each) else float(each) for each in finished.std()]
-    title = f"{sweep.name}: {column_label(y)} over {xlabel}{', mean and standard deviation over the seeds' * seeds}"
+    title = f"{sweep.name}: {ylabel} over {xlabel}{', mean and standard deviation over the seeds' * seeds}"
     return plot_curves(
         curves,
         title="\n".join(fill(line, _TITLE_COLUMNS) for line in (title, provenance(_rows_of(frame)))),
         xlabel=xlabel,
-        ylabel=column_label(y),
+        ylabel=ylabel,
         references=references,
+        failed=failed,
         spreads=spreads if seeds else None,
     )
 
@@ -66,19 +71,28 @@ def _rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in rows]
 
 
-def _numbers(frame: pd.DataFrame, name: str, column: str) -> pd.Series[float]:
-    """A column's numbers as they are drawn. name: of the argument, for the `InputError` for other columns."""
+def _numbers(frame: pd.DataFrame, name: str, column: str) -> tuple[pd.Series[float], str]:
+    """A column's numbers as they are drawn, and their label. name: of the argument, for the `InputError` of others."""
     if column not in frame or not _is_number(frame[column]):
-        numbers = [str(each) for each in frame if _is_number(frame[each])]
-        what = f"{column!r} is not a numeric column of this sweep"
-        raise InputError.single("", f"argument {name}", what, did_you_mean(column, numbers))
-    return frame[column].astype("float64") / scale_of(column)
+        raise no_metric(name, column, (str(each) for each in frame if _is_number(frame[each])))
+    numbers = frame[column].astype("float64")
+    shown = ShownColumn.of(column, numbers.dropna().abs())
+    return numbers / shown.scale, shown.label
 
 
-def _failure(rows: pd.DataFrame) -> str:
-    """Why a run has no numbers at any point."""
-    outcome = str(rows["outcome"].iloc[0])
+def _failure(outcome: str) -> str:
     return OOM if outcome == OUT_OF_MEMORY else outcome
+
+
+def _failed(rows: pd.DataFrame) -> dict[str, list[float]]:
+    """Where along x a line has no numbers, by the reason."""
+    tried: dict[float, list[str]] = {}
+    for x, outcome in zip(rows[_X].astype("float64"), rows["outcome"], strict=True):
+        tried.setdefault(x, []).append(str(outcome))
+    places: dict[str, list[float]] = {}
+    for x in sorted(x for x, outcomes in tried.items() if OK not in outcomes and not math.isnan(x)):
+        places.setdefault(_failure(tried[x][0]), []).append(x)
+    return places
 
 
 def pareto_front(frame: pd.DataFrame) -> pd.DataFrame:
@@ -94,18 +108,18 @@ def throughput_against_memory(sweep: Sweep, frame: pd.DataFrame) -> Figure:
     """See `SweepResult.plot_front`."""
     finished, front = frame[frame["outcome"] == OK], pareto_front(frame)
     labels = _labels(sweep, finished.assign(**{_X: finished["budget_bytes"]}))
-    points = {label: _points(rows) for label, rows in finished.groupby(labels, sort=False)}
+    peak = ShownColumn.of("device_peak_bytes", finished["device_peak_bytes"])
+    points = {label: _points(rows, peak.scale) for label, rows in finished.groupby(labels, sort=False)}
     return plot_front(
         points,
-        _points(front),
+        _points(front, peak.scale),
         title=f"{sweep.name}: throughput against peak memory",
-        xlabel=column_label("device_peak_bytes"),
-        ylabel=column_label("samples_per_s"),
+        xlabel=peak.label,
+        ylabel=ShownColumn.of("samples_per_s", ()).label,
     )
 
 
-def _points(rows: pd.DataFrame) -> list[tuple[float, float]]:
-    scale = scale_of("device_peak_bytes")
+def _points(rows: pd.DataFrame, scale: float) -> list[tuple[float, float]]:
     return [(row["device_peak_bytes"] / scale, row["samples_per_s"]) for _, row in rows.iterrows()]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from simgpu.analysis.panels import AxisInfo
 from simgpu.errors import InputError, did_you_mean
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
@@ -27,19 +28,18 @@ from simgpu.units import (
 if TYPE_CHECKING:
     from simgpu.experiments.scenarios.sweep import Sweep
 
-#: Divisor and unit of the numbers in a column, by the column's ending.
+#: Divisor and unit of the numbers in a column, by the column's ending; sizes have the unit of the largest.
 _UNITS = {
     "_bytes_per_s": (10**9, "GB/s"),
-    "_bytes": (2**30, "GiB"),
     "_ns": (10**6, "ms"),
     "_per_s": (1, "1/s"),
 }
-_LABELS = {
-    "samples_per_s": "samples/s",
-    "budget_bytes": "budget (GiB)",
-    "device_peak_bytes": "peak device memory (GiB)",
-    "iteration_ns": "step time (ms)",
-    "d2h_bytes_per_s": "link, device to host (GB/s)",
+_SIZE = "_bytes"
+_NAMES = {
+    "budget_bytes": "budget",
+    "device_peak_bytes": "peak device memory",
+    "iteration_ns": "step time",
+    "d2h_bytes_per_s": "link, device to host",
 }
 _PATHS = {
     "trace.batch": "batch",
@@ -47,33 +47,54 @@ _PATHS = {
     "node.link.d2h_bandwidth": "link, device to host",
     "node.link.h2d_bandwidth": "link, host to device",
 }
-#: Quantities in varied values: their parser, their units, and the unit of values that are written in several.
-_QUANTITIES: tuple[tuple[Callable[[object], int], Mapping[str, int], str], ...] = (
-    (parse_bytes, BYTE_UNITS, "GiB"),
-    (parse_bandwidth, BANDWIDTH_UNITS, "GB/s"),
-    (parse_time, TIME_UNITS, "ms"),
+
+
+class _Quantity(NamedTuple):
+    """A kind of varied values. usual: the unit of values that are written in several; None for that of the largest."""
+
+    kind: str
+    parse: Callable[[object], int]
+    units: Mapping[str, int]
+    usual: str | None = None
+
+
+_QUANTITIES = (
+    _Quantity("sizes", parse_bytes, BYTE_UNITS),
+    _Quantity("bandwidths", parse_bandwidth, BANDWIDTH_UNITS, "GB/s"),
+    _Quantity("times", parse_time, TIME_UNITS, "ms"),
 )
+#: Other kinds of varied values. The last two have no numbers.
+_NUMBERS, _PERCENTAGES, _TEXTS, _NOTHING = "plain numbers", "percentages", "texts", "nothing"
 
 
-def scale_of(column: str) -> float:
-    """What the numbers of a column are divided by, where they are shown under `column_label`.
+class ShownColumn(NamedTuple):
+    """How a column is shown. scale: what its numbers are divided by. label: its name, and the unit of the quotients."""
 
-    >>> scale_of("iteration_ns"), scale_of("slowdown")
-    (1000000, 1)
-    """
-    return next((scale for ending, (scale, _) in _UNITS.items() if column.endswith(ending)), 1)
+    scale: float
+    label: str
+
+    @classmethod
+    def of(cls, column: str, numbers: Iterable[float]) -> ShownColumn:
+        """How these numbers of a column are shown.
+
+        >>> ShownColumn.of("iteration_ns", [10**6]), ShownColumn.of("slowdown", [1.5])
+        (ShownColumn(scale=1000000, label='step time (ms)'), ShownColumn(scale=1, label='slowdown'))
+        >>> [ShownColumn.of("budget_bytes", [size]).label for size in (20 * 2**20, 2**30)]
+        ['budget (MiB)', 'budget (GiB)']
+        """
+        if column == "samples_per_s":
+            return cls(1, "samples/s")
+        ending = next((ending for ending in (*_UNITS, _SIZE) if column.endswith(ending)), "")
+        name = _NAMES.get(column) or column.removesuffix(ending).replace("_", " ")
+        if not ending:
+            return cls(1, name)
+        scale, unit = _size_unit(numbers) if ending == _SIZE else _UNITS[ending]
+        return cls(scale, f"{name} ({unit})")
 
 
-def column_label(column: str) -> str:
-    """The label of a column, with its unit.
-
-    >>> column_label("iteration_ns"), column_label("stalled_h2d_ns"), column_label("slowdown")
-    ('step time (ms)', 'stalled h2d (ms)', 'slowdown')
-    """
-    ending = next((ending for ending in _UNITS if column.endswith(ending)), None)
-    if column in _LABELS or ending is None:
-        return _LABELS.get(column) or column.replace("_", " ")
-    return f"{column.removesuffix(ending).replace('_', ' ')} ({_UNITS[ending][1]})"
+def _size_unit(sizes: Iterable[float]) -> tuple[float, str]:
+    """The divisor and the unit of sizes along an axis."""
+    return AxisInfo("", "size").unit(max(sizes, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -97,8 +118,11 @@ def numeric_path(sweep: Sweep, path: str | None = None) -> NumericPath:
     ('budget (MiB)', 24.0)
     """
     if path is None:
-        numeric = [each for name in sweep.paths if name != "seed" and (each := _numeric(sweep, name))]
+        others = [name for name in sweep.paths if name != "seed"]
+        numeric = [each for name in others if (each := _numeric(sweep, name))]
         if not numeric:
+            if mixed := next((name for name in others if len(_by_kind(sweep, name)) > 1), None):
+                raise _not_numeric(sweep, mixed)
             what = f"varies no number that a figure could have on its axis: {', '.join(sweep.paths)}"
             raise InputError.single(sweep.name, "sweep", what, "vary a size, a bandwidth or a number, such as budget")
         return numeric[0]
@@ -107,9 +131,22 @@ def numeric_path(sweep: Sweep, path: str | None = None) -> NumericPath:
         raise InputError.single(sweep.name, "sweep", what, did_you_mean(path, sweep.paths))
     numeric_one = _numeric(sweep, path)
     if numeric_one is None:
-        what = f"the values of {path} are not numbers of one kind at every point: {_shortened(_values(sweep, path))}"
-        raise InputError.single(sweep.name, "sweep", what, "name another path")
+        raise _not_numeric(sweep, path)
     return numeric_one
+
+
+def _not_numeric(sweep: Sweep, path: str) -> InputError:
+    """The error for a path whose values are not numbers of one kind."""
+    by_kind = _by_kind(sweep, path)
+    if _NOTHING in by_kind:
+        what, remedy = f"{path} has no value at some points", "give it one at every point"
+    elif len(by_kind) == 1:
+        what, remedy = f"the values of {path} are not numbers: {_shortened(_values(sweep, path))}", ""
+    else:
+        listed = (f"{kind} ({_shortened(values)})" for kind, values in by_kind.items())
+        kinds = (f"all as {kind}" for kind in by_kind if kind != _TEXTS)
+        what, remedy = f"the values of {path} mix {' and '.join(listed)}", f"give {' or '.join(kinds)}"
+    return InputError.single(sweep.name, "sweep", what, f"{remedy}{', or ' if remedy else ''}name another path")
 
 
 def _values(sweep: Sweep, path: str) -> list[object]:
@@ -123,21 +160,44 @@ def _shortened(values: Sequence[object]) -> str:
 
 
 def _numeric(sweep: Sweep, path: str) -> NumericPath | None:
-    values, name = _values(sweep, path), _PATHS.get(path, path)
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return NumericPath(path, name, float)
-    texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < len(values):
+    by_kind, name = _by_kind(sweep, path), _PATHS.get(path, path)
+    if len(by_kind) > 1:
         return None
-    if all(map(is_percentage, texts)):
+    ((kind, values),) = by_kind.items()
+    if kind == _NUMBERS:
+        return NumericPath(path, name, float)
+    if kind == _PERCENTAGES:
         of = "% of the peak without offloading" if path == "budget" else "%"
         return NumericPath(path, f"{name} ({of})", lambda text: float(100 * parse_percentage(text)))
-    for parse, units, usual in _QUANTITIES:
-        if all(_unit(text) in units for text in texts):
-            written = {_unit(text) for text in texts}
-            unit = written.pop() if len(written) == 1 else usual
-            return NumericPath(path, f"{name} ({unit})", partial(_in_unit, parse, units[unit]))
+    for _, parse, units, usual in (each for each in _QUANTITIES if each.kind == kind):
+        written = {_unit(str(value)) for value in values}
+        unit = written.pop() if len(written) == 1 else usual or _size_unit(map(parse, values))[1]
+        return NumericPath(path, f"{name} ({unit})", partial(_in_unit, parse, units[unit]))
     return None
+
+
+def _by_kind(sweep: Sweep, path: str) -> dict[str, list[object]]:
+    """The values of a path by their kind."""
+    results: dict[str, list[object]] = {}
+    for value in _values(sweep, path):
+        results.setdefault(_kind(value), []).append(value)
+    return results
+
+
+def _kind(value: object) -> str:
+    """The kind of a varied value.
+
+    >>> [_kind(value) for value in (8, "8 GiB", "8 GB/s", "8 ms", "8%", "vdnn", None)]
+    ['plain numbers', 'sizes', 'bandwidths', 'times', 'percentages', 'texts', 'nothing']
+    """
+    if value is None:
+        return _NOTHING
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _NUMBERS
+    if is_percentage(value):
+        return _PERCENTAGES
+    unit = _unit(value) if isinstance(value, str) else ""
+    return next((each.kind for each in _QUANTITIES if unit in each.units), _TEXTS)
 
 
 def _in_unit(parse: Callable[[object], int], unit: int, text: object) -> float:

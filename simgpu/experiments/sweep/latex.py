@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simgpu.errors import InputError, did_you_mean
 from simgpu.experiments.measures import OOM
-from simgpu.experiments.sweep.labels import column_label, policy_texts, provenance, scale_of
+from simgpu.experiments.sweep.labels import ShownColumn, policy_texts, provenance
+from simgpu.experiments.sweep.metric import no_metric
 from simgpu.experiments.sweep.point import OK, OUT_OF_MEMORY
 from simgpu.experiments.sweep.spread import SEED, Spread
 from simgpu.experiments.sweep.table import values_text
@@ -43,7 +43,10 @@ def latex_table(sweep: Sweep, rows: Iterable[Mapping[str, Any]], metric: str = "
     rows: of the sweep's table. metric: a column of it with numbers. Raises `InputError` for another column.
     """
     given = list(rows)
-    _check(given, metric)
+    numbers = [row[metric] for row in given if _is_number(row.get(metric))]
+    if not numbers:
+        raise no_metric("metric", metric, (name for row in given for name, value in row.items() if _is_number(value)))
+    shown = ShownColumn.of(metric, map(abs, numbers))
     every = [{**row, "policy": text} for row, text in zip(given, policy_texts(sweep, given), strict=True)]
     seeds = len({sweep.values(row["point"]).get(SEED) for row in every}) > 1
     paths = [path for path in dict.fromkeys(sweep.paths) if not (seeds and path == SEED)]
@@ -56,11 +59,11 @@ def latex_table(sweep: Sweep, rows: Iterable[Mapping[str, Any]], metric: str = "
     body = [
         [
             *(escaped(values_text({path: values[path]})) if path in values else _ABSENT for path in paths),
-            *(_cell(by_policy.get(policy, []), metric) for policy in policies),
+            *(_cell(by_policy.get(policy, []), metric, shown.scale) for policy in policies),
         ]
         for values, by_policy in points.values()
     ]
-    title = f"{column_label(metric)}{', mean and standard deviation over the seeds' if seeds else ''}"
+    title = f"{shown.label}{', mean and standard deviation over the seeds' if seeds else ''}"
     about = f"{sweep.name}: {title}; {provenance(every)}; needs \\usepackage{{booktabs}}"
     return "\n".join([f"% {' '.join(about.split())}", *_tabular(paths, policies, title, body), ""])
 
@@ -80,21 +83,13 @@ def _tabular(paths: Sequence[str], policies: Sequence[str], title: str, body: Se
     ]
 
 
-def _check(rows: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Raise `InputError` if no row has the metric as a number."""
-    numbers = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value))
-    if metric not in numbers:
-        what = f"{metric!r} is not a numeric column of this sweep"
-        raise InputError.single("", "argument metric", what, did_you_mean(metric, [str(name) for name in numbers]))
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(rows: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """The metric of a point under a policy, or why there is none. rows: of each seed."""
-    numbers = [row[metric] / scale_of(metric) for row in rows if row["outcome"] == OK and _is_number(row.get(metric))]
+def _cell(rows: Sequence[Mapping[str, Any]], metric: str, scale: float) -> str:
+    """The metric of a point under a policy, or why there is none. rows: of each seed. scale: divides the metric."""
+    numbers = [row[metric] / scale for row in rows if row["outcome"] == OK and _is_number(row.get(metric))]
     if not numbers:
         outcome = next((row["outcome"] for row in rows), _ABSENT)
         return OOM if outcome == OUT_OF_MEMORY else outcome if outcome != OK else _ABSENT

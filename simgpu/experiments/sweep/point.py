@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 OK, OUT_OF_MEMORY, REFUSED, ERROR = OUTCOMES = "ok", "out of memory", "refused", "error"
 
+#: Columns of a run's numbers besides its metrics.
+NUMBERS = ("ideal_ns", "high_water_bytes", "retired_instructions", "spans", "plain_peak_bytes")
+
 Row = Mapping[str, Any]
 
 

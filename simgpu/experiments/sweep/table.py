@@ -70,7 +70,7 @@ def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[TableColumn, ...]:
     only once, among the parameters. Metrics are in order of their first appearance. A column with an integer that does
     not fit 64 bits, such as a seed, is text.
     """
-    kinds: dict[str, Kind | None] = {path: _axis_kind(sweep, path) for path in sweep.paths}
+    kinds: dict[str, Kind | None] = {path: axis_kind(sweep, path) for path in sweep.paths}
     numbers: dict[str, None] = {}
     for _, rows in stored:
         for row in rows:
@@ -78,7 +78,7 @@ def columns_of(sweep: Sweep, stored: StoredRows) -> tuple[TableColumn, ...]:
                 kinds[name] = _either(kinds.get(name), _kind(value))
                 if name not in _FIXED:
                     numbers[name] = None
-    axes = [TableColumn(path, _axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
+    axes = [TableColumn(path, axis_kind(sweep, path)) for path in dict.fromkeys(sweep.paths) if path not in _FIXED]
     texts = {name for name, kind in kinds.items() if kind == "text"}
     parameters = [column._replace(kind="text") if column.name in texts else column for column in PARAMETERS]
     measured = [TableColumn(name, kinds[name] or "float") for name in numbers]
@@ -105,7 +105,8 @@ def _either(one: Kind | None, other: Kind | None) -> Kind | None:
     return "float" if {one, other} == {"int", "float"} else "text"
 
 
-def _axis_kind(sweep: Sweep, path: str) -> Kind:
+def axis_kind(sweep: Sweep, path: str) -> Kind:
+    """The kind of a path's values as written, at the steps of its axes."""
     result: Kind | None = None
     for axis in sweep.axes:
         for step in axis.steps:
