@@ -23,7 +23,7 @@ from simgpu.policies.registry import parse_policy
 
 #: The name, instead of a file's, in problems of a scenario that is given by options.
 COMMAND_LINE = "command line"
-_OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--memory"}
+_OPTIONS = {"trace": "--trace", "node": "--node", "policies": "--policy", "budget": "--budget (--memory)"}
 _OPTIONS_OF_TRACE = {"trace": "TRACE", "node": "--node", "policies": "--policy", "budget": "--budget", "seed": "--seed"}
 
 

@@ -85,7 +85,7 @@ def test_problems_are_reported_together_at_their_options() -> None:
     for start in (
         "Error: --trace: no shipped trace is called 'chian'",
         "Error: --node: no shipped node is called 'v10'; did you mean 'v100'?",
-        "Error: --memory: '8' has no unit",
+        "Error: --budget (--memory): '8' has no unit",
         "Error: --policy: unknown policy 'vdn'; did you mean 'vdnn'?",
         "Error: --policy vdnn.mode: 'some': should be 'all', 'conv' or 'dynamic'",
         "Error: --policy: unknown policy '['",
@@ -94,7 +94,7 @@ def test_problems_are_reported_together_at_their_options() -> None:
         assert sum(line.startswith(start) for line in message) == 1, start
     assert len(message) == 7
     done = simgpu("run", *NAMED, "--memory", "9 GiB")
-    assert done.stderr.startswith("Error: --memory: 9 GiB is more than the 8 GiB that node bench has")
+    assert done.stderr.startswith("Error: --budget (--memory): 9 GiB is more than the 8 GiB that node bench has")
 
 
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -88,7 +88,7 @@ def test_invalid_sizes_are_refused(value: str) -> None:
         "zoo", "build", "alexnet", "--gpu", "v100", "--batch", "1", "-o", "out", "--workspace-limit", value
     )
     assert "--workspace-limit" in message and repr(value) in message
-    assert "--memory: " in refused("run", "--trace", "chain", "--node", "v100", "--memory", value)
+    assert "--budget (--memory): " in refused("run", "--trace", "chain", "--node", "v100", "--memory", value)
     assert "--sizes" in refused("validate", "node", "-o", "out.yaml", "--sizes", value)
 
 
