@@ -144,6 +144,8 @@ def parse_share(text: object) -> float:
     return float(share)
 
 
+#: For messages about values of budgets that are meant as sizes.
+OR_PERCENTAGE = "a budget may also be a part of the peak without offloading, such as '50%'"
 _PERCENTAGE = re.compile(r"^\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*%\s*$")
 
 

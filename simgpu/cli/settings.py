@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simgpu.errors import InputError
-from simgpu.units import is_percentage, parse_bytes, parse_percentage
+from simgpu.units import parse_bytes
 
 
 def parse_settings(settings: tuple[str, ...], of: str = "override", example: str = "--set seed=1") -> dict[str, object]:
@@ -55,13 +55,12 @@ def parse_budget(text: str, option: str) -> int | str:
     >>> parse_budget("8 GiB", "--budget"), parse_budget("50%", "--budget")
     (8589934592, '50%')
     """
-    if not is_percentage(text):
-        return parse_size(text, option)
+    from simgpu.io.schema import BudgetEntry
+
     try:
-        parse_percentage(text)
+        return BudgetEntry(zero=True).read(text)
     except ValueError as error:
         raise InputError.single("", option, str(error)) from None
-    return text.strip()
 
 
 def parse_epochs(text: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_functi
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.units import (
+    OR_PERCENTAGE,
     is_percentage,
     parse_bandwidth,
     parse_bytes,
@@ -75,18 +76,24 @@ EnergyPerByte = Annotated[int, Quantity(parse_energy_per_byte, "energy of moved 
 TimeOrZero = Annotated[int, Quantity(parse_time, "time", "1.5 us", zero=True)]
 
 
-class _BudgetEntry:
-    """Metadata of a field: device memory as a size, or as a percentage of the peak without offloading, kept as text."""
+class BudgetEntry:
+    """Metadata of a field: device memory as a size, or as a percentage of the peak without offloading, kept as text.
 
-    def __init__(self) -> None:
-        self.size = Quantity(parse_bytes, "size", "8 GiB")
+    zero: whether the size may be zero
+    """
+
+    def __init__(self, zero: bool = False) -> None:
+        self.size = Quantity(parse_bytes, "size", "8 GiB", zero=zero)
 
     def read(self, value: object) -> int | str:
         """Bytes, or the percentage as written; `ValueError` says what is wrong with the value."""
         if isinstance(value, str) and is_percentage(value):
             parse_percentage(value)
             return value.strip()
-        return self.size.read(value)
+        try:
+            return self.size.read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; {OR_PERCENTAGE}") from None
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_plain_validator_function(self.read)
@@ -95,7 +102,7 @@ class _BudgetEntry:
         return {"type": "string", "examples": ["8 GiB", "50%"]}
 
 
-Budget = Annotated[int | str, _BudgetEntry()]
+Budget = Annotated[int | str, BudgetEntry()]
 
 
 class _ShareEntry:

@@ -14,7 +14,7 @@ from simgpu.memory.caching.settings import AllocatorSettings, parse
 from simgpu.policies.base import Policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.trace.model import Trace
-from simgpu.units import is_percentage, parse_bytes, parse_percentage
+from simgpu.units import OR_PERCENTAGE, is_percentage, parse_bytes, parse_percentage
 
 if TYPE_CHECKING:
     from simgpu.simulation.plain_peak import PeakSettings
@@ -208,18 +208,26 @@ def checked_setting(name: str, value: Any) -> Any:
             remedy = did_you_mean(str(value), _CHOICES[name])
             raise InputError.single("", place, f"{value!r} is not one of the choices", remedy)
         return value
+    if name == "budget" and is_percentage(value):
+        return _percentage(value, place)
     if name in _SIZES and isinstance(value, str):
         try:
-            if name == "budget" and is_percentage(value):
-                parse_percentage(value)
-                return value.strip()
             value = parse_bytes(value)
         except ValueError as error:
-            raise InputError.single("", place, str(error), _REMEDIES[name]) from None
+            remedy = OR_PERCENTAGE if name == "budget" else _REMEDIES[name]
+            raise InputError.single("", place, str(error), remedy) from None
     minimum = _MINIMA.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise InputError.single("", place, f"{value!r} is not a whole number of at least {minimum}", _REMEDIES[name])
     return value
+
+
+def _percentage(text: str, place: str) -> str:
+    try:
+        parse_percentage(text)
+    except ValueError as error:
+        raise InputError.single("", place, str(error)) from None
+    return text.strip()
 
 
 def check_kind(name: str, value: object, kind: type | tuple[type, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import simgpu
+from simgpu.cli.settings import parse_budget
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.simulation.config import RunConfig
@@ -70,8 +71,18 @@ def test_repeated_runs_of_a_program_report_the_budget_of_each() -> None:
 
 @pytest.mark.parametrize("text", ["0%", "0.0 %", "-5%", "%", "1e3%", "half%"])
 def test_a_percentage_of_zero_or_less_or_no_number_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"argument budget: .* is not a percentage above 0%: write for example '50%'"):
+    with pytest.raises(InputError, match=r"argument budget: .* is not a percentage above 0%: write for example '50%'$"):
         RunConfig(budget=text)
+
+
+@pytest.mark.parametrize("text", ["50", "50 q", "half"])
+def test_a_budget_without_a_unit_may_be_meant_as_a_percentage(text: str) -> None:
+    for read in (lambda: RunConfig(budget=text), lambda: parse_budget(text, "--budget")):
+        with pytest.raises(InputError) as caught:
+            read()
+        message = str(caught.value)
+        assert message.endswith("; a budget may also be a part of the peak without offloading, such as '50%'")
+        assert message.count("8 GiB") <= 1 and message.count("50%") == 1
 
 
 def test_a_trace_without_tensors_has_no_peak() -> None:

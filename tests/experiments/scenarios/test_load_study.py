@@ -235,6 +235,12 @@ def test_published_numbers_concern_two_runs_one_run_or_memory(tmp_path: Path) ->
         ("    budget: 2 GB", "    budget: 13 GiB", "line 10, runs.moDNN.budget: 13 GiB is more than the 12 GiB that"),
         ("    budget: 2 GB", "    budget: 2", "line 10, runs.moDNN.budget: 2 has no unit"),
         ("[1 GB, 2 GB]", "[1 GB, 20 GB]", "line 12, runs.sweep.budgets[1]: 20 GB is more than the 12 GiB"),
+        (
+            "[1 GB, 2 GB]",
+            "[50]",
+            "line 12, runs.sweep.budgets[0]: 50 has no unit: a size is a text with a unit, for example '8 GiB'; "
+            "a budget may also be a part of the peak without offloading, such as '50%'",
+        ),
         ("[1 GB, 2 GB]", "[1 GB, 1 GB]", "line 12, runs.sweep.budgets: two runs have the same label"),
         ("[1 GB, 2 GB]}", "[1 GB], budget: 2 GB}", "line 12, runs.sweep: a run has a budget or a sweep of budgets"),
         (
