@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY
+from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import studies, study_keys
@@ -87,7 +87,8 @@ def study(
         if output is not None:
             click.echo(f"\nwritten to {output}")
     for failure in failures(result):
-        click.echo(f"\n{failure}", err=True)
+        lines = (wrapped(line, before=0) for line in failure.splitlines())
+        click.echo("\n".join(["", *lines]), err=True)
     if result.nothing_fitted:
         sys.exit(OUT_OF_MEMORY if any(cell.out_of_memory for cell in result.cells.values()) else BAD_INPUT)
 

@@ -32,7 +32,10 @@ class StudyResult(StudyValues):
     """The result of a study. Prints as its tables; `frame` has all numbers."""
 
     def frame(self) -> pd.DataFrame:
-        """One row per trace and run: batch, origin, measures, throughput over each baseline, policy and node."""
+        """One row per trace and run: batch, origin, measures, throughput over each baseline, policy, node and budget.
+
+        Where a budget is given as a percentage, ``budget_part`` is that, and ``plain_peak_bytes`` what it is a part of.
+        """
         import pandas as pd
 
         runs = {run.label: run for run in self.study.runs}
@@ -59,12 +62,15 @@ class StudyResult(StudyValues):
                 "policy": policy_label(make_policy(*runs[run].on(trace)[0])),
                 "node": runs[run].node.name,
                 "gpus": how.gpus if (how := runs[run].data_parallel) is not None else 1,
-                "budget_bytes": runs[run].on(trace)[1],
+                "budget_bytes": (budget := runs[run].on(trace)[1]),
+                **(part_facts(budget) if budget is not None else {}),
             }
             for (trace, run), cell in self.cells.items()
         ]
         integers = [f"{part}_ns" for part in PARTS] + ["traffic_bytes", "energy_nj", "budget_bytes", "peak_bytes"]
-        return pd.DataFrame(rows).astype(dict.fromkeys(integers, "Int64")).set_index(["trace", "run"])
+        frame = pd.DataFrame(rows)
+        integers += [column for column in ("plain_peak_bytes",) if column in frame]
+        return frame.astype(dict.fromkeys(integers, "Int64")).set_index(["trace", "run"])
 
     def _over(self, trace: str, run: StudyRun, baseline: str) -> float | None:
         other = self.study.compared(run, baseline)

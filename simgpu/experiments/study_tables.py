@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simgpu.analysis.tables import breakdown_table, facts_text, table_text
 from simgpu.experiments.study_measures import AMOUNTS, MEASURES, StudyCell
+from simgpu.simulation.plain_peak import PeakPart
 from simgpu.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class StudyTable(NamedTuple):
 
 
 def study_tables(result: StudyValues) -> list[StudyTable]:
-    """The tables of a study: each measure over each baseline, the time breakdown, and memory if published numbers
-    need it.
+    """The tables of a study: each measure over each baseline, the time breakdown, budgets given in percent, and memory
+    if published numbers need it.
 
     Tables have one row per trace and one column per run. With a sweep of budgets, which has many runs, rows and
     columns are swapped; for a single trace the sweep is one table with one column per measure. The means, and the
@@ -51,7 +52,7 @@ def study_tables(result: StudyValues) -> list[StudyTable]:
         ]
     if "breakdown" in study.tables:
         results += [_breakdown(result, trace) for trace in study.traces]
-    return [*results, _memory(result)] if result.memory else results
+    return [*results, *_budgets(result.study), *([_memory(result)] if result.memory else [])]
 
 
 def _by_trace(result: StudyValues, measure: str, over: str) -> StudyTable:
@@ -119,6 +120,29 @@ def _breakdown(result: StudyValues, trace: str) -> StudyTable:
     return StudyTable(f"{study.network(trace)}, batch {batch}: time breakdown", headings, rows)
 
 
+def _budgets(study: Study) -> Iterator[StudyTable]:
+    """The budgets of the runs with percentages, on each trace, and below them the peaks."""
+    budgets = {run.label: [run.on(trace)[1] for trace in study.traces] for run in study.runs}
+    given = {label: each for label, each in budgets.items() if any(isinstance(budget, PeakPart) for budget in each)}
+    if not given:
+        return
+    rows = [(label, *map(_budget, each)) for label, each in given.items()]
+    # Runs on another node, or on several GPUs, may have another peak.
+    peaks = [
+        dict.fromkeys(format_bytes(budget.peak) for budget in each if isinstance(budget, PeakPart))
+        for each in zip(*given.values(), strict=True)
+    ]
+    rows.append(("peak", *map(" or ".join, peaks)))
+    yield StudyTable("budgets, as parts of the peak without offloading", ("", *study.traces), rows)
+
+
+def _budget(budget: int | None) -> str:
+    if budget is None:
+        return "all memory"
+    part = f" ({budget.percentage})" if isinstance(budget, PeakPart) else ""
+    return f"{format_bytes(budget)}{part}"
+
+
 def _memory(result: StudyValues) -> StudyTable:
     """Each amount in bytes, and below it the geometric mean of the reduction relative to all tensors."""
     rows = [(label, *(format_bytes(amounts[name]) for name in AMOUNTS)) for label, amounts in result.memory.items()]
@@ -170,7 +194,7 @@ def failures(result: StudyValues) -> list[str]:
     for (trace, label), cell in result.cells.items():
         if why := cell.out_of_memory or cell.refused:
             place = result.study.network(trace), runs[label].sweep or label
-            results = (-cell.batch, runs[label].budget or 0, f"{trace}, {label}: {why}")
+            results = (-cell.batch, runs[label].on(trace)[1] or 0, f"{trace}, {label}: {why}")
             of_sweeps.setdefault(place, []).append(results)
     return [max(results)[-1] for results in of_sweeps.values()]
 
