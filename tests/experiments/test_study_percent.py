@@ -22,7 +22,7 @@ traces: {short: short, long: long}
 runs:
   none: {policy: none}
   fixed: {policy: none, budget: 1 kB}
-  parts: {policy: none, budgets: [50%, 100%, 90%]}
+  parts: {policy: none, budgets: [50%, 100%, 9%]}
   own: {policy: none, budget: 1 kB, per_trace: {long: {budget: 12.5%}}}
 baseline: none
 """
@@ -49,7 +49,7 @@ def test_a_table_shows_the_budgets_of_runs_with_percentages(result: StudyResult)
     assert budgets.rows == [
         ("parts 50%", "150 B (50%)", "300 B (50%)"),
         ("parts 100%", "300 B (100%)", "600 B (100%)"),
-        ("parts 90%", "270 B (90%)", "540 B (90%)"),
+        ("parts 9%", "27 B (9%)", "54 B (9%)"),
         ("own", "1000 B", "75 B (12.5%)"),
         ("peak", "300 B", "600 B"),
     ]
@@ -76,7 +76,7 @@ def test_without_percentages_there_is_neither_a_table_nor_a_column(path: Path) -
 
 def test_the_largest_percentage_that_does_not_fit_is_explained(result: StudyResult) -> None:
     runs = [text.split(": ")[0] for text in failures(result)]
-    assert runs == ["short, parts 90%", "long, parts 90%", "long, own"]
+    assert runs == ["short, parts 50%", "long, parts 50%", "long, own"]
 
 
 @pytest.mark.parametrize("columns", ["80", "50"])
@@ -87,5 +87,5 @@ def test_messages_about_memory_have_the_width_of_the_terminal(
     done = simgpu("study", path, "-q", "-j", 1)
     lines = done.stderr.splitlines()
     starts = [line for line in lines if line and not line.startswith(" ")]
-    assert [line.split(": ")[0] for line in starts] == ["short, parts 90%", "long, parts 90%", "long, own"]
+    assert [line.split(": ")[0] for line in starts] == ["short, parts 50%", "long, parts 50%", "long, own"]
     assert max(map(len, lines)) <= int(columns) and len(lines) > 2 * len(starts), lines
