@@ -93,7 +93,7 @@ def make(
     simgpu plan make gpt2-small --batch 8 --node v100 --execute compile
     """
     from simgpu.plans.compiled.recording import record_compiled
-    from simgpu.plans.entry import other_settings
+    from simgpu.plans.entry import other_settings, why_no_settings
     from simgpu.plans.entry import plan as make_plan
     from simgpu.recorder import record
     from simgpu.trace.folder import load_trace
@@ -118,17 +118,19 @@ def make(
                 progress=say,
             )
         result = make_plan(step, node, size, offload=offload, compare=compare, policy=policy, progress=say)
+        others, why_none = [], ""
         if settings:
             say("simulating the settings of other frameworks")
-        others = other_settings(step, node, size) if settings else []
+            others = other_settings(step, node, size)
+            why_none = "" if others else why_no_settings(step)
     if output is not None:
         result.write(output)
     if as_json:
         click.echo(result.text(), nl=False)
-        return
-    show_plan(result)
+    else:
+        show_plan(result)
     if settings:
-        show_settings(result, others)
+        show_settings(result, others, why_none, error=as_json)
     if output is not None:
         click.echo(f"wrote {output}", err=True)
 

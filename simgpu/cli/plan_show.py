@@ -40,9 +40,12 @@ def show_plan(plan: Plan) -> None:
         screen.print(indented(Text(line)))
 
 
-def show_settings(plan: Plan, settings: Sequence[Projection]) -> None:
-    """Print the settings of other frameworks, and what they cost against a plan."""
-    rows = [] if settings else [("others", "the model has no list of equal layers that can run again")]
+def show_settings(plan: Plan, settings: Sequence[Projection], why_none: str, *, error: bool = False) -> None:
+    """Print the settings of other frameworks, and what they cost against a plan; without any, why there are none.
+
+    error: to stderr
+    """
+    rows = [] if settings else [("others", why_none)]
     for each in settings:
         if each.time_ns is None:
             cost = f"does not fit: its smallest peak is {format_bytes(each.peak)}"
@@ -50,6 +53,6 @@ def show_settings(plan: Plan, settings: Sequence[Projection]) -> None:
             slower = each.time_ns / plan.predicted.step_ns - 1
             cost = f"{format_time(each.time_ns)} ({slower:+.1%} to the plan), peak {format_bytes(each.peak)}"
         rows += [(each.framework, each.setting), ("", cost), ("", f"cannot do: {each.lost}")]
-    screen = Screen()
+    screen = Screen(error)
     screen.print()
     screen.print(facts(rows))

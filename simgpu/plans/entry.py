@@ -15,6 +15,7 @@ from simgpu.plans.following import follow
 from simgpu.plans.making import made_for, no_plan, node_and_budget, reserved, unrestricted
 from simgpu.plans.projections import Projection, projections
 from simgpu.plans.regions import Steps
+from simgpu.plans.repeats import why_no_layers
 from simgpu.plans.search import Search, smallest
 from simgpu.torch.plan import KeptResult, OffloadedTensor, Plan, Predicted, RecomputedModule
 from simgpu.torch.types import tensor_type
@@ -119,6 +120,7 @@ def other_settings(
     """For each of some frameworks its fastest setting that fits, simulated: what it costs against a plan.
 
     The arguments are those of `plan`. Of a compiled model: PyTorch's own solvers of the partitioner, with their budget.
+    Empty for a model without equal layers that can run again (`why_no_settings`).
     """
     chosen, limit, _ = node_and_budget(node, budget, trace if isinstance(trace, Trace) else trace.trace)
     if not isinstance(trace, Trace):
@@ -127,6 +129,12 @@ def other_settings(
         return own_solvers(trace, limit)
     _check(trace)
     return projections(Steps(trace), chosen, limit)
+
+
+def why_no_settings(trace: Trace | CompiledStep) -> str:
+    """Why `other_settings` has none, in one sentence."""
+    steps = Steps(trace if isinstance(trace, Trace) else trace.trace)
+    return f"no setting applies: these frameworks choose among equal layers, and {why_no_layers(steps)}"
 
 
 def _check(trace: Trace) -> None:

@@ -103,6 +103,15 @@ def equal_layers(steps: Steps) -> tuple[Region, ...]:
     return ()
 
 
+def why_no_layers(steps: Steps) -> str:
+    """Why there are no `equal_layers`."""
+    for path, equal in _lists(steps):
+        reasons = (f"{layer.module} {why}" for layer in equal if (why := steps.why_not(layer)))
+        if first := next(reasons, ""):
+            return f"the equal layers of {path or 'the model'} cannot all run again: {first}"
+    return f"the model has no list of {_FEWEST} or more equal layers"
+
+
 def _lists(steps: Steps) -> list[tuple[str, list[Region]]]:
     """The lists of modules with equal layers: their paths and these layers, in order of the size of a layer."""
     lists: defaultdict[str, list[Region]] = defaultdict(list)

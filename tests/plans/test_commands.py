@@ -49,6 +49,16 @@ def test_settings_of_other_frameworks_are_printed() -> None:
         assert framework in made.stdout
 
 
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_without_equal_layers_there_are_no_settings_and_a_reason(json: list[str]) -> None:
+    made = simgpu("plan", "resnet20", "--batch", "16", "--node", "v100", "-q", "--settings", *json)
+    assert made.exit_code == 0, made.output
+    shown = " ".join((made.stderr if json else made.stdout).split())
+    why = "these frameworks choose among equal layers, and the model has no list of 4 or more equal layers"
+    assert f"others no setting applies: {why}" in shown
+    assert made.stdout.startswith("{") == bool(json)
+
+
 def test_a_plan_follows_a_policy(tmp_path: Path) -> None:
     file = str(tmp_path / "plan.json")
     made = simgpu("plan", "resnet20", "--batch", "16", "--node", "v100", "--policy", "vdnn", "-q", "-o", file)

@@ -14,7 +14,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.plans import projections
 from simgpu.plans.candidate import Candidate
 from simgpu.plans.choices import Choices
-from simgpu.plans.entry import other_settings, plan
+from simgpu.plans.entry import other_settings, plan, why_no_settings
 from simgpu.plans.regions import Steps
 from simgpu.plans.repeats import equal_layers
 from simgpu.plans.search import smallest
@@ -66,5 +66,28 @@ def test_no_setting_of_another_framework_is_faster_than_the_plan() -> None:
         assert all(each.time_ns is None or each.time_ns >= best for each in without_offload)
 
 
-def test_a_model_without_equal_layers_has_no_settings() -> None:
-    assert other_settings(record(MODELS["convnet"], batch=2, gpu="v100"), NODE) == []
+class Changing(nn.Module):
+    """Equal layers that change their input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)) for _ in range(4)))
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.first(x))
+
+
+def changing(batch: int) -> tuple[object, ...]:
+    return Changing(), torch.randn(batch, 8), torch.randint(8, (batch,)), nn.CrossEntropyLoss()
+
+
+def test_a_model_without_equal_layers_has_no_settings_and_a_reason() -> None:
+    why = "no setting applies: these frameworks choose among equal layers, and "
+    trace = record(MODELS["convnet"], batch=2, gpu="v100")
+    assert other_settings(trace, NODE) == []
+    assert why_no_settings(trace) == f"{why}the model has no list of 4 or more equal layers"
+    trace = record(changing, batch=2, gpu="v100")
+    assert other_settings(trace, NODE) == []
+    first = "layers.0 changes "
+    assert why_no_settings(trace).startswith(f"{why}the equal layers of layers cannot all run again: {first}")
