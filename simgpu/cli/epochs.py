@@ -12,6 +12,7 @@ from rich.text import Text
 
 from simgpu.cli.choice import ScenarioChoice, choice_options
 from simgpu.cli.group import BAD_INPUT, OUT_OF_MEMORY, show_error
+from simgpu.cli.run_tables import show_notes
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, table
 from simgpu.cli.settings import parse_epochs
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
@@ -131,10 +132,7 @@ def _show(scenario: Scenario, trainings: Sequence[Training], numbers: Sequence[i
         if any(training.counts):
             screen.print()
             show_decisions(screen, training)
-    notes = [(training.label, note) for training in trainings for note in training.notes]
-    if notes:
-        screen.print()
-        screen.print(facts(notes))
+    show_notes(screen, ((training.label, note) for training in trainings for note in training.notes))
 
 
 def _row(training: Training, first: Training) -> tuple[str, ...]:

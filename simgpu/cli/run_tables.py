@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -75,10 +75,17 @@ def _lines_of_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> It
 
 def _show_notes(screen: Screen, comparison: Comparison) -> None:
     """Prints the policies' notes on their runs."""
-    notes = [(label, note) for label, result in comparison.results.items() for note in result.notes]
-    if notes:
+    show_notes(screen, ((label, note) for label, result in comparison.results.items() for note in result.notes))
+
+
+def show_notes(screen: Screen, notes: Iterable[tuple[str, str]]) -> None:
+    """Prints each note once, with all policies that have it. notes: pairs of a policy's label and its note."""
+    policies: dict[str, dict[str, None]] = {}
+    for label, note in notes:
+        policies.setdefault(note, {})[label] = None
+    if policies:
         screen.print()
-        screen.print(facts(notes))
+        screen.print(facts((",\n".join(labels), note) for note, labels in policies.items()))
 
 
 def _run_line(scenario: Scenario, comparison: Comparison) -> str:

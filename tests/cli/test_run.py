@@ -76,6 +76,16 @@ def test_printed_numbers_equal_the_result(study: Path) -> None:
         assert any(line.split()[:2] == [label, f"{nanoseconds / 1000:.4g}"] for line in table.splitlines())
 
 
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_note_of_several_policies_is_printed_once_with_their_names(study: Path, command: str) -> None:
+    policies = "policies=[save_on_cpu, vdnn, async_offload, async_offload: {stash: 1}]"
+    lines = simgpu(command, study, "-q", "--set", policies).stdout.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "tensors that autograd saves: derived from" in line)
+    names = [line.split("  ")[0] for line in lines[at : at + 3]]
+    assert names == ["save_on_cpu,", "async_offload,", "async_offload(stash=1)"]
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str) -> None:
