@@ -139,6 +139,9 @@ def test_a_path_without_numbers_is_no_axis() -> None:
     sweep = sweep_of({"budget": ["50%", "1 GiB"], "pool": ["counting", "addressed"]})
     with pytest.raises(InputError, match=r"varies no number .*: pool; vary a size"):
         numeric_path(sweep_of({"pool": ["counting", "addressed"]}))
+    some = axes_of(SweepSection(points=[{"pool": "addressed"}, {"seed": 1}]))
+    with pytest.raises(InputError, match=r"varies no number .*: pool, seed; vary a size"):
+        numeric_path(replace(sweep, axes=some))
     with pytest.raises(InputError, match=r"the values of pool are not numbers: counting, addressed; name another path"):
         numeric_path(sweep, "pool")
     with pytest.raises(InputError, match=r"'bugdet' is not varied by this sweep; did you mean 'budget'"):

@@ -121,8 +121,9 @@ def numeric_path(sweep: Sweep, path: str | None = None) -> NumericPath:
         others = [name for name in sweep.paths if name != "seed"]
         numeric = [each for name in others if (each := _numeric(sweep, name))]
         if not numeric:
-            if mixed := next((name for name in others if len(_by_kind(sweep, name)) > 1), None):
-                raise _not_numeric(sweep, mixed)
+            # If the user meant one of them, it is one with some numbers.
+            if partly := next((name for name in others if not {*_by_kind(sweep, name)} <= {_TEXTS, _NOTHING}), None):
+                raise _not_numeric(sweep, partly)
             what = f"varies no number that a figure could have on its axis: {', '.join(sweep.paths)}"
             raise InputError.single(sweep.name, "sweep", what, "vary a size, a bandwidth or a number, such as budget")
         return numeric[0]
