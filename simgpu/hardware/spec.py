@@ -384,6 +384,23 @@ class NodeSpec:
         return tuple(end for link in self.links if DEVICE in link.ends for end in link.ends if end != DEVICE)
 
     @property
+    def behind_host(self) -> tuple[str, ...]:
+        """The memories with a link to the host and none to the GPU, such as an SSD without GPUDirect Storage."""
+        others = (end for link in self.links if HOST in link.ends for end in link.ends if end != HOST)
+        return tuple(memory for memory in others if memory != DEVICE and memory not in self.next_to_device)
+
+    def way_to(self, memory: str) -> tuple[str, ...]:
+        """The memories that a copy from the GPU passes until it is in one of `next_to_device` or `behind_host`.
+
+        >>> ssd = MemoryLink(("host", "ssd"), "NVMe", (10**9, 10**9))
+        >>> gpu, link = GpuSpec("small", memory=1000), LinkSpec("bus", 10**9, 10**9)
+        >>> node = NodeSpec("bench", gpu, link, more_memories=(MemorySpec("ssd", "SSD"),), more_links=(ssd,))
+        >>> node.way_to("host"), node.way_to("ssd")
+        (('device', 'host'), ('device', 'host', 'ssd'))
+        """
+        return (DEVICE, HOST, memory) if memory in self.behind_host else (DEVICE, memory)
+
+    @property
     def with_own_link(self) -> tuple[str, ...]:
         """The memories that have a link to the GPU of their own, whose copies do not pass the GPU's link."""
         own = (link for link in self.more_links if DEVICE in link.ends and not link.over_gpu_link)

@@ -20,7 +20,7 @@ import numpy as np
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import DEVICE, NodeSpec
+from simgpu.hardware.spec import DEVICE, HOST, NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
 from simgpu.online.memory import OnlineMemory
@@ -80,8 +80,20 @@ class Conductor:
             alignments={memory.name: memory.alignment for memory in others},
             sees_future=sees_future,
         )
+        self._reserve_staging()
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
         self._history: list[str] = []
+
+    def _reserve_staging(self) -> None:
+        """Keeps host memory for two copies on their way, where blocks can go on from there and it is limited.
+
+        The second one can come while the first one goes on.
+        """
+        view, capacity = self.view, self.view.room[HOST]
+        if view.node.behind_host and capacity is not None:
+            largest = max((view.bytes_in(HOST, b) for b in range(len(view.sizes))), default=0)
+            view.staging = min(2 * largest, capacity)
+            view.room[HOST] = capacity - view.staging
 
     @property
     def decisions(self) -> int:
@@ -266,7 +278,7 @@ class Conductor:
                     self.memory.fetch(b)
                 case Wait(b):
                     self.memory.wait_until_left(b)
-                    self.memory.order(b)
+                    self.memory.order(b)  # a copy that has ended already
 
     def _fault(self, decision: Decision) -> str:
         """Why a decision is illegal; empty if it is legal."""
@@ -279,7 +291,7 @@ class Conductor:
             if view.here[b] or b in memory.arriving:
                 return "it is in device memory already"
             if memory.source(b) is None:
-                return "its value is in no memory that is linked to the device's"
+                return "its value is in no other memory"
             return "" if view.sizes[b] <= view.free else "there is no memory for it"
         if not view.here[b]:
             return "its value is not in device memory"
@@ -287,8 +299,8 @@ class Conductor:
             return "a kernel or a copy uses it now"
         if isinstance(decision, Drop):
             return "" if view.can_drop[b] else "it cannot be recomputed"
-        if decision.to not in view.away or not memory.lanes.links(DEVICE, decision.to):
-            return f"no link goes to memory {decision.to!r}"
+        if decision.to not in view.places:
+            return f"no link goes to memory {decision.to!r}, nor through the host"
         return "" if view.has_room(decision.to, b) else f"{decision.to} memory has no room for it"
 
     def _text(self, decision: Decision) -> str:

@@ -10,7 +10,10 @@ from simgpu.online.view import Flight, View
 
 
 class Evict(NamedTuple):
-    """Give up a block's device memory; copy it to the memory `to` before, unless its value is there already."""
+    """Give up a block's device memory; copy it to the memory `to` before, unless its value is there already.
+
+    To a memory behind the host it goes through the host, unless its value is there.
+    """
 
     block: int
     to: str = HOST

@@ -1,4 +1,7 @@
-"""When copies begin and end: each direction of a link serves one copy after the other, in the order of issue."""
+"""When copies begin and end: each direction of a link serves one copy after the other, in the order of issue.
+
+Copies that pass the host on their way wait for memory there.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,6 @@ class Lanes:
             self._lanes[one, two] = out, link.bandwidths[0], link.latency_ns
             self._lanes[two, one] = back, link.bandwidths[1], link.latency_ns
 
-    def links(self, src: str, dst: str) -> bool:
-        """Whether a link goes from one memory to another."""
-        return (src, dst) in self._lanes
-
     def copy(self, src: str, dst: str, size: int, ready_ns: int) -> int:
         """Issues a copy that may begin at a time, after those issued before; returns when it ends."""
         engine, bandwidth, latency = self._lanes[src, dst]
@@ -39,3 +38,36 @@ class Lanes:
     def _engine(self) -> int:
         self._free.append(0)
         return len(self._free) - 1
+
+
+class Staging:
+    """Host memory for blocks that pass through. limit: bytes, None without one.
+
+    Who comes waits until enough has left, and also for what those before it waited for: it may begin before they do.
+
+    >>> staging = Staging(100)
+    >>> staging.take(60, 0)
+    (None, 0)
+    >>> staging.leaves(60, event=7, at_ns=50)
+    >>> staging.take(60, 10)
+    (7, 50)
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        #: When what is there leaves, the event of that, and its bytes; what was waited for is there no more.
+        self._there: list[tuple[int, int, int]] = []
+        self._waited: tuple[int | None, int] = (None, 0)
+
+    def take(self, need: int, now_ns: int) -> tuple[int | None, int]:
+        """The event and the time at which there is memory; no event where there is some now."""
+        self._there = sorted(each for each in self._there if each[0] > now_ns)
+        while self._limit is not None and self._there and need + sum(size for _, _, size in self._there) > self._limit:
+            ends, event, _ = self._there.pop(0)
+            if ends > self._waited[1]:
+                self._waited = event, ends
+        return self._waited if self._waited[1] > now_ns else (None, now_ns)
+
+    def leaves(self, size: int, event: int, at_ns: int) -> None:
+        """What was taken last leaves with an event at a time."""
+        self._there.append((at_ns, event, size))

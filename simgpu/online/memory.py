@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import DEVICE, HOST
-from simgpu.online.lanes import Lanes
+from simgpu.online.lanes import Lanes, Staging
 from simgpu.online.view import Flight, View
 from simgpu.program.code import CodeWriter
 from simgpu.program.instructions import COMPUTE
@@ -44,6 +45,9 @@ class OnlineMemory:
         #: The last signal of the compute stream, and how many instructions it had then.
         self._reached = (-1, -1)
         self._locks: Counter[int] = Counter()
+        #: Blocks on their way through the host.
+        self._passing: set[int] = set()
+        self._staging = Staging(view.staging)
         self._events = self._moves = 0
 
     # --- blocks -----------------------------------------------------------------------------------------------
@@ -81,8 +85,8 @@ class OnlineMemory:
         return bool(view.here[b]) or moving or any(b in there for there in view.away.values())
 
     def source(self, b: int) -> str | None:
-        """The memory, linked to the device's, that has a block's value."""
-        return next((m for m, blocks in self.view.away.items() if b in blocks and self.lanes.links(m, DEVICE)), None)
+        """The memory that has a block's value, the nearest one of several."""
+        return next((memory for memory in self.view.places if b in self.view.away[memory]), None)
 
     # --- room -------------------------------------------------------------------------------------------------
 
@@ -163,37 +167,51 @@ class OnlineMemory:
     # --- copies -----------------------------------------------------------------------------------------------
 
     def evict(self, b: int, to: str) -> None:
-        """Copies a block to another memory, unless its value is there, and releases its device memory then."""
-        if b in self.view.away[to]:
+        """Copies a block to another memory, unless its value is there, and releases its device memory then.
+
+        A block that is to go through the host, and whose value is there, stays there.
+        """
+        way = self.view.node.way_to(to)
+        if any(b in self.view.away[memory] for memory in way[1:]):
             self.give_up([b])
             return
         self._settle(b)
-        size, done = self.view.graph.copy_sizes[b], self._event()
-        code = self.code[_stream(DEVICE, to)]
-        code.wait(self._signal())
-        code.acquire((b,), to)
-        code.copy(b, DEVICE, to)
-        code.release((b,))
-        code.signal(done)
         self._grow(to, -self.view.bytes_in(to, b))
         self._leaves(b)
-        self.departing[b] = done
         self.view.leaving += int(self.view.sizes[b])
-        self._fly(Flight(b, DEVICE, to, self.lanes.copy(DEVICE, to, size, self.view.now_ns)))
+        self.departing[b], _ = self._move(b, way)
 
     def fetch(self, b: int) -> None:
         """Copies a block back to device memory."""
-        src = self.source(b)
-        assert src is not None, "callers check that"
+        source = self.source(b)
+        assert source is not None, "callers check that"
         self.take([b], f"block {self.view.graph.blocks[b].id}, which comes back,")
-        code, arrived = self.code[_stream(src, DEVICE)], self._event()
-        code.wait(self._signal())
-        code.copy(b, src, DEVICE)
-        code.signal(arrived)
         self.view.busy[b] = True
-        ends = self.lanes.copy(src, DEVICE, self.view.graph.copy_sizes[b], self.view.now_ns)
-        self.arriving[b] = arrived, ends
-        self._fly(Flight(b, src, DEVICE, ends))
+        self.arriving[b] = self._move(b, self.view.node.way_to(source)[::-1])
+
+    def _move(self, b: int, way: Sequence[str]) -> tuple[int, int]:
+        """Copies a block on a way from or to the device; returns event and time of the end."""
+        before, ready = [self._signal()], self.view.now_ns
+        if len(way) > 2:
+            need = self.view.bytes_in(HOST, b)
+            left, left_ns = self._staging.take(need, ready)
+            before += [] if left is None else [left]
+            ready = max(ready, left_ns)
+            self._passing.add(b)
+        for src, dst in pairwise(way):
+            code, reached = self.code[_stream(src, dst)], self._event()
+            for event in before:
+                code.wait(event)
+            if dst != DEVICE:
+                code.acquire((b,), dst)
+            code.copy(b, src, dst)
+            if src != way[0] or src == DEVICE:
+                code.release((b,), src)
+            code.signal(reached)
+            before, ready = [reached], self._fly(b, src, dst, ready)
+        if len(way) > 2:
+            self._staging.leaves(need, reached, ready)
+        return reached, ready
 
     def wait_for(self, b: int) -> None:
         """The compute stream waits until a block has arrived, if it has been on its way."""
@@ -202,9 +220,11 @@ class OnlineMemory:
         self._settle(b)
 
     def wait_until_left(self, b: int) -> None:
-        """Lets a copy of a block to another memory end, if one is under way."""
-        while b in self.departing:
-            self._pass_until(self._flights[0][0])
+        """The compute stream waits until a copy of a block to another memory has ended, if one is under way."""
+        if b in self.departing:
+            while b in self.departing:
+                self._pass_until(self._flights[0][0])
+            self.order(b)
 
     def finish(self) -> None:
         """The compute stream waits for all others."""
@@ -226,10 +246,14 @@ class OnlineMemory:
             self._lands(flight)
         self.view.now_ns = max(self.view.now_ns, time)
 
-    def _fly(self, flight: Flight) -> None:
+    def _fly(self, b: int, src: str, dst: str, ready_ns: int) -> int:
+        """Issues a copy that may begin at a time; returns when it ends."""
+        ends = self.lanes.copy(src, dst, self.view.graph.copy_sizes[b], ready_ns)
+        flight = Flight(b, src, dst, ends)
         self._moves += 1
-        heapq.heappush(self._flights, (flight.ends_ns, self._moves, flight))
+        heapq.heappush(self._flights, (ends, self._moves, flight))
         self.view.flights.append(flight)
+        return ends
 
     def _lands(self, flight: Flight) -> None:
         b, view = flight.block, self.view
@@ -238,12 +262,16 @@ class OnlineMemory:
         if flight.src == DEVICE:
             view.leaving -= int(view.sizes[b])
             view.free += int(view.sizes[b])
-            view.away[flight.dst].add(b)
-            self._departed[b] = self.departing.pop(b)
-        else:
+        if flight.dst == HOST and b in self._passing:
+            return
+        self._passing.discard(b)
+        if flight.dst == DEVICE:
             self._arrived[b] = self.arriving.pop(b)[0]
             view.busy[b] = self.is_locked(b)
             self.arrives(b)
+        else:
+            view.away[flight.dst].add(b)
+            self._departed[b] = self.departing.pop(b)
 
     def _event(self) -> int:
         self._events += 1

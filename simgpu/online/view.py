@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.memory.pool import aligned
 
 Ints = NDArray[np.int64]
@@ -40,6 +41,7 @@ class View:
     them. since: a number that grows each time when a block becomes free to leave. can_drop: which blocks can be
     recomputed whenever a kernel needs them. away: by memory, the blocks whose values are there. room: by memory, the
     bytes that are free there, None without a limit. alignments: of the memories. flights: copies under way.
+    staging: bytes of host memory for copies that pass it on their way to or from another memory, None without a limit.
     sees_future: whether next uses may be asked for.
     """
 
@@ -61,6 +63,7 @@ class View:
     room: dict[str, int | None] = field(default_factory=dict)
     alignments: dict[str, int] = field(default_factory=dict)
     flights: list[Flight] = field(default_factory=list)
+    staging: int | None = None
     sees_future: bool = False
 
     def candidates(self) -> Ints:
@@ -68,17 +71,24 @@ class View:
         blocks = np.flatnonzero(self.here & ~self.busy)
         return blocks[np.argsort(self.since[blocks], kind="stable")]
 
-    def place_for(self, block: int) -> str | None:
-        """The first memory with a link to the device that has the block's value or room for it, the host before others.
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """The memories to which blocks can go: the host, others linked to the device, then those behind the host."""
+        return (*self.node.next_to_device, *self.node.behind_host)
 
-        None where there is none.
-        """
-        return next((memory for memory in self.node.next_to_device if self.has_room(memory, block)), None)
+    def place_for(self, block: int) -> str | None:
+        """The first of `places` that has the block's value or room for it; None where there is none."""
+        return next((memory for memory in self.places if self.has_room(memory, block)), None)
 
     def has_room(self, memory: str, block: int) -> bool:
-        """Whether a memory has a block's value, or room for it."""
-        room = self.room[memory]
-        return block in self.away[memory] or room is None or room >= self.bytes_in(memory, block)
+        """Whether a memory has a block's value, or room for it; one behind the host needs room there on the way."""
+        if block in self.away[memory]:
+            return True
+        passes = memory not in self.node.behind_host or self._fits(self.staging, HOST, block)
+        return passes and self._fits(self.room[memory], memory, block)
+
+    def _fits(self, room: int | None, memory: str, block: int) -> bool:
+        return room is None or room >= self.bytes_in(memory, block)
 
     def bytes_in(self, memory: str, block: int) -> int:
         """What a block takes in another memory, padding counted."""

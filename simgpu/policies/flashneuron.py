@@ -57,7 +57,7 @@ class _Offloading(Quiet):
     def before(self, view: View, kernel: int) -> Iterator[Decision]:
         if kernel == 0:
             self._choose(view)
-        to = next((memory for memory in view.node.next_to_device if memory != HOST), HOST)
+        to = next((memory for memory in view.places if memory != HOST), HOST)
         for b in self._leaving[kernel]:
             if view.here[b] and not view.busy[b] and view.has_room(to, b):
                 yield Evict(b, to)

@@ -50,7 +50,7 @@ class KeptValues:
         return kept
 
     def _followed(self, program: Program) -> tuple[list[set[int]], list[list[int]]]:
-        """For each stage, the values that are there when its first kernel begins, at the latest; and what runs again."""
+        """For each stage, the values that are there before its first kernel runs, and what runs again in it."""
         maker, writes = self.nodes.maker, self.nodes.graph.writes
         now, there, again = set[int](), [set[int]()], [list[int]()]
         for instruction in (each for segment in program.segments for each in segment.streams[COMPUTE]):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.hardware.spec import DEVICE, HOST, NodeSpec
+from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.memory.transfer import NANO
 
 Ints = NDArray[np.int64]
@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 class Way:
     """One direction between the device and the other memories: bytes that may still pass while each kernel runs.
 
-    Copies of a link over the GPU's own share that with copies to the host.
+    Copies of a link over the GPU's own share that with copies to the host, and so do those that go on from the host.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> node = NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**9, 10**9))
@@ -32,12 +32,13 @@ class Way:
     def __init__(self, node: NodeSpec, durations: Sequence[int], *, out: bool) -> None:
         self._free: dict[str, Ints] = {}
         self._over = {HOST}
-        for link in node.links:
-            if DEVICE in link.ends:
-                other = link.ends[1 - link.ends.index(DEVICE)]
-                bandwidth = link.bandwidths[0 if (link.ends[0] == DEVICE) == out else 1]
-                self._free[other] = np.array([bandwidth * each // NANO for each in durations], dtype=np.int64)
-                self._over |= {other} if link.over_gpu_link else set()
+        for memory in (*node.next_to_device, *node.behind_host):
+            near = node.way_to(memory)[-2]
+            link = node.link_between(near, memory)
+            assert link is not None
+            bandwidth = link.bandwidths[0 if (link.ends[0] == near) == out else 1]
+            self._free[memory] = np.array([bandwidth * each // NANO for each in durations], dtype=np.int64)
+            self._over |= {memory} if link.over_gpu_link or near == HOST else set()
         self._until: dict[str, Ints] = {}
 
     def _sums(self, memory: str) -> Ints:

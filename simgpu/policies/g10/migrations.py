@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class MigrationPlan:
         self._out = Way(self.node, graph.durations, out=True)
         self._in = Way(self.node, graph.durations, out=False)
         self._on_host = np.zeros(len(graph.kernels), dtype=np.int64)
-        self._others = [memory for memory in self.node.next_to_device if memory != HOST]
+        self._others = [memory for memory in (*self.node.next_to_device, *self.node.behind_host) if memory != HOST]
         rows = [gap for b in range(len(graph.blocks)) for gap in graph.gaps(b) if gap.before > gap.after + 1]
         self._rows = [gap for gap in rows if gap.after >= 0 and graph.sizes[gap.block]]
 
@@ -134,9 +135,8 @@ class MigrationPlan:
 
     def _copy_ns(self, memory: str, size: int) -> float:
         """The time of a copy that nothing else delays, after a page fault."""
-        link = self.node.link_between("device", memory)
-        assert link is not None
-        return self.fault_ns + link.latency_ns + size * 1e9 / min(link.bandwidths)
+        links = [self.node.link_between(*ends) for ends in pairwise(self.node.way_to(memory))]
+        return self.fault_ns + sum(link.latency_ns + size * 1e9 / min(link.bandwidths) for link in links if link)
 
     def _host_has_room(self, first: int, stop: int, size: int) -> bool:
         capacity = self.node.host.pinned_memory
