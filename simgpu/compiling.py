@@ -6,10 +6,10 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 from simgpu.errors import MissingExtraError
@@ -35,6 +35,33 @@ def compiled(function: Function, depends_on: Iterable[ModuleType] = (), **option
     with suppress(RuntimeError):  # numba finds no folder that this user may write to
         dispatcher._cache = _forgiving_cache(function)
     return cast("Function", dispatcher)
+
+
+def compiled_together(
+    entry: str, modules: Sequence[ModuleType], depends_on: Iterable[ModuleType] = (), **options: Any
+) -> Any:
+    """The function `entry` of one of these modules, whose functions call each other and also run as plain Python.
+
+    All are compiled at the first call of `entry`, in one shared namespace; `options` are those of `numba.njit`. numba
+    invalidates its cache of a function when that function's own file changes; these depend on each other's files, and
+    on those of `depends_on`, so their names in the cache change with any of them.
+    """
+    import numba
+
+    digest = hashlib.sha256("".join(map(inspect.getsource, (*modules, *depends_on))).encode()).hexdigest()[:16]
+    names: dict[str, Any] = {name: value for module in modules for name, value in vars(module).items()}
+    for name, value in names.copy().items():
+        if isinstance(value, FunctionType):
+            names[name] = _cached(numba, FunctionType(value.__code__, names, name), f"{name}_{digest}", options)
+    return names[entry]
+
+
+def _cached(numba: Any, function: FunctionType, cache_name: str, options: dict[str, Any]) -> Any:
+    function.__qualname__ = cache_name
+    try:
+        return numba.njit(function, cache=True, **options)
+    except RuntimeError:  # numba has no writable folder for its cache
+        return numba.njit(function, **options)
 
 
 def _forgiving_cache(function: Function) -> Any:

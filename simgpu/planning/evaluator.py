@@ -5,8 +5,6 @@ The functions of `simgpu.planning.clocks` are compiled by numba, or run as plain
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import pairwise
-from types import FunctionType
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from simgpu.compiling import compiled_together
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
@@ -48,27 +45,9 @@ EvaluateAll = Callable[[Tables, Scratch, Vectors, Ints], None]
 @cache
 def compiled_evaluate_all() -> EvaluateAll:
     """`clocks.evaluate_all`, compiled. The first call takes seconds, unless an earlier process cached the result."""
-    import numba
-
-    # numba invalidates its cache of a function when that function's own file changes. These functions depend on each
-    # other's files, and on this one, so their names in the cache change with any of them.
-    sources = map(inspect.getsource, (clocks, columns, relaunches, sys.modules[__name__]))
-    digest = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
-    # All functions are compiled in one shared namespace.
-    names: dict[str, Any] = vars(relaunches) | vars(clocks)
-    for name, value in names.copy().items():
-        if isinstance(value, FunctionType):
-            names[name] = _compile(numba, FunctionType(value.__code__, names, name), f"{name}_{digest}")
-    compiled: EvaluateAll = names["evaluate_all"]
+    modules, others = (relaunches, clocks), (columns, sys.modules[__name__])
+    compiled: EvaluateAll = compiled_together("evaluate_all", modules, others, **_OPTIONS)
     return compiled
-
-
-def _compile(numba: Any, function: FunctionType, cache_name: str) -> Any:
-    function.__qualname__ = cache_name
-    try:
-        return numba.njit(function, cache=True, **_OPTIONS)
-    except RuntimeError:  # numba has no writable folder for its cache
-        return numba.njit(function, **_OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from simgpu.errors import InputError
 from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.functional import Functional
+from simgpu.graph.reordered import Reordered
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
@@ -52,6 +53,7 @@ SCHEMA = "simgpu.program/3"
 _TRANSFORMS = (
     Split,
     Accumulate,
+    Reordered,
     Functional,
     WithAlgorithms,
     WithEncodings,

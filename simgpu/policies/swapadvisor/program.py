@@ -1,0 +1,156 @@
+"""The program of a swap plan: the decisions of `simgpu.planning.slots` as instructions of three streams."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simgpu.graph.reordered import Reordered
+from simgpu.graph.taskgraph import BEFORE, TaskGraph
+from simgpu.planning.slot_planner import Planned, SlotPlanner
+from simgpu.planning.slots import BIRTH, COPY_IN, COPY_OUT, DROP
+from simgpu.program.code import CodeWriter
+from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, Program, Segment
+from simgpu.timeline.streams import StreamId
+
+
+def program_of(planner: SlotPlanner, order: Sequence[int], planned: Planned) -> Program:
+    """The program that runs the kernels in this order and makes the copies of its plan.
+
+    A kernel waits until the copies out have ended that free the slots of its results, and a copy back until its slot is
+    free, so that no request ever waits in a pool that counts bytes: the classes alone limit the memory.
+    """
+    graph = planner.graph
+    writer = _Writer(planner, order, planned)
+    writer.write()
+    streams = {stream: writer.code[stream].code() for stream in sorted(writer.code, key=lambda stream: stream.rank)}
+    resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and planner.stays[b])
+    moved = tuple(order) != tuple(range(len(order)))
+    transforms = (Reordered(tuple(order)),) if moved else ()
+    return Program((Segment(streams),), resident=resident, transforms=transforms)
+
+
+@dataclass
+class _Writer:
+    """Kernels are written by their position in the order, which is their number in the program.
+
+    An event of a stream is known by its number there: the n-th copy, or the kernels that have ended. events: its number
+    in the program; awaited: by waiting and other stream, the last one that it waited for; on_host: the blocks whose
+    values are on the host too.
+    """
+
+    planner: SlotPlanner
+    order: Sequence[int]
+    planned: Planned
+    code: defaultdict[StreamId, CodeWriter] = field(default_factory=lambda: defaultdict(CodeWriter))
+    events: dict[tuple[StreamId, int], int] = field(default_factory=dict)
+    awaited: dict[tuple[StreamId, StreamId], int] = field(default_factory=dict)
+    on_host: set[int] = field(default_factory=set)
+
+    def write(self) -> None:
+        """All streams, with the compute stream last: it signals what the others wait for."""
+        records = self.planned.records.tolist()
+        drops: defaultdict[int, list[int]] = defaultdict(list)
+        waits: defaultdict[int, list[tuple[StreamId, int]]] = defaultdict(list)
+        left: defaultdict[int, list[int]] = defaultdict(list)
+        outs = ins = 0
+        for kind, b, at, after, after_left in records:
+            if kind == COPY_OUT:
+                self._copy_out(b, after, outs)
+                left[at].append(b)
+                outs += 1
+            elif kind == DROP:
+                drops[after].append(b)
+            elif kind == COPY_IN:
+                self._copy_in(b, after, after_left, ins)
+                waits[at].append((H2D, ins))
+                ins += 1
+            elif kind == BIRTH and after < 0:
+                waits[at].append((D2H, -1 - after))
+        self._kernels(drops, waits, left)
+
+    def _copy_out(self, b: int, after: int, number: int) -> None:
+        """The n-th copy out, after so many kernels."""
+        self._wait(D2H, COMPUTE, after)
+        code = self.code[D2H]
+        code.acquire((b,), HOST)
+        code.copy(b, DEVICE, HOST)
+        code.release((b,))
+        self._signal(D2H, number)
+
+    def _copy_in(self, b: int, after: int, after_left: int, number: int) -> None:
+        """The n-th copy in, after two events as `simgpu.planning.slots` numbers them; 0 is no event that it needs."""
+        for event in (after, after_left):
+            if event < 0:
+                self._wait(H2D, D2H, -1 - event)
+            elif event > 0:
+                self._wait(H2D, COMPUTE, event)
+        code = self.code[H2D]
+        code.acquire((b,))
+        code.copy(b, HOST, DEVICE)
+        self._signal(H2D, number)
+
+    def _kernels(
+        self,
+        drops: dict[int, list[int]],
+        waits: dict[int, list[tuple[StreamId, int]]],
+        left: dict[int, list[int]],
+    ) -> None:
+        """The compute stream. drops: what is released after so many kernels, since the host has it; waits: what a kernel
+        waits for; left: what has been copied out when it runs."""
+        planner, graph, code = self.planner, self.planner.graph, self.code[COMPUTE]
+        last = {b: at for at, k in enumerate(self.order) for b in planner.used[k]}
+        alive = {b for b, birth in enumerate(graph.births) if birth == BEFORE}
+        if initialized := [b for b in sorted(alive) if not planner.stays[b]]:
+            code.acquire(initialized)
+            code.initialize(initialized)
+        self._signal_if_awaited(0)
+        for at, k in enumerate(self.order):
+            self._wait_for_all(waits[at])
+            self.on_host.update(left[at])
+            used = planner.used[k]
+            if born := [b for b in used if b not in alive]:
+                code.acquire(born)
+                alive.update(born)
+                if initialized := [b for b in born if b in graph.written_by_host]:
+                    code.initialize(initialized)
+            code.launch(at)
+            dead = [b for b in used if last[b] == at and not planner.stays[b]]
+            self._release([*dead, *drops[at + 1]])
+            self._release_on_host([*dead, *graph.writes[k]])
+            self._signal_if_awaited(at + 1)
+        self._wait_for_all(waits[len(self.order)])
+        stays = [b for b in range(len(graph.sizes)) if planner.stays[b]]
+        self._release([b for b in stays if b in alive and graph.births[b] != BEFORE])
+        self._release_on_host(stays)
+
+    def _wait_for_all(self, events: list[tuple[StreamId, int]]) -> None:
+        for stream, number in events:
+            self._wait(COMPUTE, stream, number)
+
+    def _release(self, blocks: list[int]) -> None:
+        if blocks:
+            self.code[COMPUTE].release(blocks)
+
+    def _release_on_host(self, blocks: list[int]) -> None:
+        """Release what the host has of blocks that have changed, or are no longer needed there."""
+        if there := [b for b in dict.fromkeys(blocks) if b in self.on_host]:
+            self.code[COMPUTE].release(there, HOST)
+            self.on_host.difference_update(there)
+
+    def _wait(self, stream: StreamId, other: StreamId, number: int) -> None:
+        """Let a stream wait for an event of another one, unless it has waited for a later one."""
+        if number > self.awaited.get((stream, other), -1):
+            self.awaited[stream, other] = number
+            self.code[stream].wait(self._event(other, number))
+
+    def _signal(self, stream: StreamId, number: int) -> None:
+        self.code[stream].signal(self._event(stream, number))
+
+    def _signal_if_awaited(self, number: int) -> None:
+        if (COMPUTE, number) in self.events:
+            self._signal(COMPUTE, number)
+
+    def _event(self, stream: StreamId, number: int) -> int:
+        return self.events.setdefault((stream, number), len(self.events))
