@@ -44,6 +44,7 @@ _BUILT_IN = {
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
+    "swapadvisor": "simgpu.policies.swapadvisor.policy:SwapAdvisor",
     "dtr": "simgpu.policies.dtr.policy:Dtr",
     "checkmate": "simgpu.policies.checkmate.policy:Checkmate",
     "revolve": "simgpu.policies.revolve:Revolve",
