@@ -20,7 +20,7 @@ from simgpu.memory.transfer import copy_ns, sending_rate
 from simgpu.planning import listing, slots
 from simgpu.planning.listing import ListTables
 from simgpu.planning.options import Decisions
-from simgpu.planning.slots import LACKING, RECORDS, SLOTS, Members, SlotScratch, SlotTables
+from simgpu.planning.slots import CLASS, HOME, LACKING, RECORDS, SLOTS, STARTS, STAYS, Members, SlotScratch, SlotTables
 from simgpu.planning.tables import Ints, why_not
 
 #: The most sizes that are told apart; of more, each is rounded up to five significant bits.
@@ -50,12 +50,14 @@ def compiled_list_order() -> Callable[..., None]:
 class Planned:
     """A member's plan. time_ns: the step time. records: the decisions, one a row (`simgpu.planning.slots`).
 
-    slots: for each size class, its bytes and its number of slots, largest first.
+    slots: for each size class, its bytes and its number of slots, largest first. away: the persistent blocks whose home
+    is the host.
     """
 
     time_ns: int
     records: Ints
     slots: tuple[tuple[int, int], ...]
+    away: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +65,8 @@ class SlotPlanner:
     """Plans swaps for orders and allocations of one graph on one node.
 
     Times are those of the machine, to the nanosecond, where `why_not` is None. work: how many kernels will be planned
-    in all, which decides whether the functions are compiled.
+    in all, which decides whether the functions are compiled. all_home: whether what is persistent must be on the device at
+    the begin and at the end of the iteration.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -80,6 +83,7 @@ class SlotPlanner:
     node: NodeSpec
     budget: int
     work: int = 0
+    all_home: bool = False
 
     @property
     def why_not(self) -> str | None:
@@ -124,7 +128,7 @@ class SlotPlanner:
             out_ns, in_ns = (copy_ns(copied, rate, node.link.latency_ns) for rate in rates)
             starts, stays = graph.births[b] == BEFORE, graph.births[b] is not None and self.stays[b]
             blocks.append((place.get(size, -1), out_ns, in_ns, int(starts), int(stays)))
-        limits = self.budget, int(node.gpu.copy_engines == 1)
+        limits = self.budget, int(node.gpu.copy_engines == 1), int(self.all_home)
         return SlotTables(
             _rows(kernels, 2), _rows(uses, 2), _rows(blocks, 5), _array(self.sizes), _array(limits)
         )
@@ -166,8 +170,10 @@ class SlotPlanner:
             return None
         scratch = self._scratch
         classes = scratch.classes.tolist()
-        held = [(self.sizes[i], row[SLOTS]) for i, row in enumerate(classes) if row[slots.CLASS] == i and row[SLOTS]]
-        return Planned(time, scratch.records[: scratch.now[RECORDS]].copy(), tuple(held[::-1]))
+        held = [(self.sizes[i], row[SLOTS]) for i, row in enumerate(classes) if row[CLASS] == i and row[SLOTS]]
+        persistent = self.tables.blocks[:, [STARTS, STAYS]].all(axis=1)
+        away = np.flatnonzero(persistent & (scratch.state[:, HOME] == 0)).tolist()
+        return Planned(time, scratch.records[: scratch.now[RECORDS]].copy(), tuple(held[::-1]), tuple(away))
 
     def _plan(self, members: Members, results: Ints) -> None:
         if self._is_compiled:
@@ -185,9 +191,9 @@ class SlotPlanner:
     @cached_property
     def _scratch(self) -> SlotScratch:
         t = self.tables
-        most = 2 * (len(t.uses) + len(t.blocks))
+        most = 2 * (len(t.uses) + 2 * len(t.blocks))
         return SlotScratch(
-            state=np.zeros((len(t.blocks), 9), np.int64),
+            state=np.zeros((len(t.blocks), 10), np.int64),
             classes=np.zeros((len(t.sizes), 6), np.int64),
             slots=np.zeros((len(t.blocks), 3), np.int64),
             nexts=np.zeros(len(t.uses), np.int64),

@@ -11,8 +11,11 @@ the slots it cannot do without.
 Kernels run in order. A kernel waits for a slot for each block that it is the first to use, and for a copy of each block
 that is on the host. Where no slot of the class is free, the block that is needed last leaves (Belady); it is copied
 out, unless the host has its value, as soon as its last use has ended, and a copy back begins as soon as its slot is
-free. Copies of one direction run in the order in which they were decided. What is persistent, or outlives the
-iteration, is on the device at the end; what is persistent at the begin too.
+free. Copies of one direction run in the order in which they were decided.
+
+What is persistent, or outlives the iteration, has a home: the device, as far as its class has slots, else the host. It
+is there at the begin, and again at the end. Homes on the device go to what is persistent first, and of that to what is
+used first.
 
 An event is a number: 0 is the begin, p + 1 the end of the kernel at position p, -1 - n that of the n-th copy out.
 """
@@ -27,15 +30,15 @@ from simgpu.planning.tables import Ints
 USES, DURATION = range(2)
 # Columns of uses, by kernel: the block, and whether the kernel writes it.
 BLOCK, WRITES = range(2)
-# Columns of blocks: its position among the sizes, -1 for an empty block; times of copies; whether it is on the device
-# at the begin, and at the end.
+# Columns of blocks: its position among the sizes, -1 for an empty block; times of copies; whether it exists at the begin,
+# and at the end.
 SIZE, OUT_NS, IN_NS, STARTS, STAYS = range(5)
-# Of `limits`: bytes; whether one engine copies both ways.
-BUDGET, SHARED = range(2)
+# Of `limits`: bytes; whether one engine copies both ways; whether every home is on the device.
+BUDGET, SHARED, ALL_HOME = range(3)
 # Columns of the state of blocks. HELD: its slot, -1 on the host or where it does not exist. EXISTS: whether it does.
-# NEXT: its next use. ON_HOST: whether the host has its value. LEFT_AT, LEFT: when it left the device, and that event.
+# HOME: whether its home is on the device. NEXT: its next use. ON_HOST: whether the host has its value. LEFT_AT, LEFT: when it left the device, and that event.
 # ENDED_AT, ENDED: of its last use. BUSY: the position that uses it now, plus one.
-HELD, EXISTS, NEXT, ON_HOST, LEFT_AT, LEFT, ENDED_AT, ENDED, BUSY = range(9)
+HELD, EXISTS, HOME, NEXT, ON_HOST, LEFT_AT, LEFT, ENDED_AT, ENDED, BUSY = range(10)
 # Columns of the state of classes, by the position of their size. FIRST: their first slot.
 CLASS, NEED, DEMAND, LIVE, SLOTS, FIRST = range(6)
 # Columns of slots: their block or -1, when they became free, and by which event.
@@ -107,11 +110,12 @@ def classify(classes: Ints, tops: Ints, member: int) -> None:
 
 
 def measure_need(t: SlotTables, s: SlotScratch) -> None:
-    """Note the slots of each class without which the iteration cannot run: at its begin, at its end, in each kernel."""
+    """Note the slots of each class without which the iteration cannot run: in each kernel, at its begin for what the host
+    provides, and at its begin and end for what has its home on the device in any case."""
     kernels, uses, blocks, classes = t.kernels, t.uses, t.blocks, s.classes
     for column in range(STARTS, STAYS + 1):
         for b in range(blocks.shape[0]):
-            if blocks[b, column]:
+            if blocks[b, column] and (t.limits[ALL_HOME] or not blocks[b, STAYS]):
                 count_one(blocks, classes, b, NEED)
         for i in range(classes.shape[0]):
             classes[i, LIVE] = 0
@@ -193,8 +197,38 @@ def allot(sizes: Ints, classes: Ints, budget: int, weights: Ints, member: int) -
     return 0
 
 
+def choose_homes(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> None:
+    """Note which blocks have their home on the device."""
+    kernels, uses, blocks, classes, state = t.kernels, t.uses, t.blocks, s.classes, s.state
+    for c in range(classes.shape[0]):
+        classes[c, LIVE] = 0
+    for b in range(blocks.shape[0]):
+        state[b, HOME] = blocks[b, STARTS] and not blocks[b, STAYS]
+        if state[b, HOME] and blocks[b, SIZE] >= 0:
+            classes[classes[blocks[b, SIZE], CLASS], LIVE] += 1
+    for at in range(kernels.shape[0] - 1):
+        k = orders[member, at]
+        for use in range(kernels[k, USES], kernels[k + 1, USES]):
+            if blocks[uses[use, BLOCK], STARTS]:
+                choose_home(blocks, classes, state, uses[use, BLOCK])
+    for persistent in range(1, -1, -1):
+        for b in range(blocks.shape[0]):
+            if blocks[b, STAYS] and blocks[b, STARTS] == persistent:
+                choose_home(blocks, classes, state, b)
+
+
+def choose_home(blocks: Ints, classes: Ints, state: Ints, b: int) -> None:
+    """Let a block have its home on the device if it has none yet and its class has a slot for it."""
+    if not state[b, HOME]:
+        state[b, HOME] = 1
+        if blocks[b, SIZE] >= 0:
+            c = classes[blocks[b, SIZE], CLASS]
+            state[b, HOME] = classes[c, LIVE] < classes[c, SLOTS]
+            classes[c, LIVE] += state[b, HOME]
+
+
 def begin(t: SlotTables, s: SlotScratch) -> None:
-    """Empty all slots, but for the blocks that are on the device at the begin."""
+    """Empty all slots, but for the blocks that are on the device at the begin; the others that exist are on the host."""
     blocks, state, classes, slots = t.blocks, s.state, s.classes, s.slots
     for column in range(s.now.shape[0]):
         s.now[column] = 0
@@ -209,7 +243,8 @@ def begin(t: SlotTables, s: SlotScratch) -> None:
             state[b, column] = 0
         state[b, EXISTS] = blocks[b, STARTS]
         state[b, HELD] = -1
-        if blocks[b, STARTS] and blocks[b, SIZE] >= 0:
+        state[b, ON_HOST] = blocks[b, STARTS] and not state[b, HOME]
+        if blocks[b, STARTS] and state[b, HOME] and blocks[b, SIZE] >= 0:
             c = classes[blocks[b, SIZE], CLASS]
             state[b, HELD] = classes[c, FIRST] + classes[c, LIVE]
             slots[state[b, HELD], HOLDS] = b
@@ -321,18 +356,28 @@ def run_kernel(t: SlotTables, s: SlotScratch, k: int, at: int) -> None:
             slots[slot, FREE_AT], slots[slot, FREED] = s.now[NOW], at + 1
 
 
+def go_home(t: SlotTables, s: SlotScratch) -> int:
+    """Bring every block to its home; returns when all copies have ended."""
+    blocks, state, count = t.blocks, s.state, t.kernels.shape[0] - 1
+    for b in range(blocks.shape[0]):
+        if state[b, HOME]:
+            state[b, BUSY] = count + 1
+    for b in range(blocks.shape[0]):
+        if blocks[b, STARTS] and blocks[b, STAYS] and not state[b, HOME] and state[b, HELD] >= 0:
+            evict(t, s, state[b, HELD], count)
+    for b in range(blocks.shape[0]):
+        if blocks[b, STAYS] and state[b, HOME] and state[b, HELD] < 0 and blocks[b, SIZE] >= 0:
+            fetch(t, s, b, count)
+    return max(s.now[NOW], max(s.now[OUT], s.now[IN]))
+
+
 def run_all(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> int:
     """The step time of a member whose classes have their slots; the decisions are in `records`."""
+    choose_homes(t, s, orders, member)
     begin(t, s)
-    blocks, state = t.blocks, s.state
-    count = t.kernels.shape[0] - 1
-    for at in range(count):
+    for at in range(t.kernels.shape[0] - 1):
         run_kernel(t, s, orders[member, at], at)
-    end = s.now[NOW]
-    for b in range(blocks.shape[0]):
-        if blocks[b, STAYS] and state[b, HELD] < 0 and blocks[b, SIZE] >= 0:
-            end = max(end, fetch(t, s, b, count))
-    return end
+    return go_home(t, s)
 
 
 def plan_all(t: SlotTables, s: SlotScratch, m: Members, results: Ints) -> None:

@@ -59,12 +59,15 @@ class Classes(NamedTuple):
 
 def needed_classes(planner: SlotPlanner) -> Classes:
     """The classes whose slots take the fewest bytes, with the slots without which the iteration cannot run."""
-    return _cheapest_classes(planner, np.column_stack([_ends(planner), _used_at_once(planner)]))
+    blocks = planner.tables.blocks
+    bound = np.flatnonzero(planner.all_home | (blocks[:, STAYS] == 0))
+    return _cheapest_classes(planner, np.column_stack([_at_ends(planner, bound), _used_at_once(planner)]))
 
 
 def peak_bytes(planner: SlotPlanner) -> int:
     """The most bytes of the blocks that exist at once in the recorded order, if none ever leaves."""
-    at_once = np.column_stack([_ends(planner), _alive_at_once(planner, recorded_order(planner))])
+    every = np.arange(len(planner.tables.blocks))
+    at_once = np.column_stack([_at_ends(planner, every), _alive_at_once(planner, recorded_order(planner))])
     return int((np.array(planner.sizes, dtype=np.int64) @ at_once).max(initial=0))
 
 
@@ -106,12 +109,10 @@ def _allocations(planner: SlotPlanner, order: Ints) -> list[tuple[Ints, Ints]]:
     return [(np.array(tops, dtype=np.int64), weights) for tops in classes for weights in (equal, small_first)]
 
 
-def _ends(planner: SlotPlanner) -> Counts:
-    """The blocks on the device at the iteration's begin, and those at its end, counted by size."""
+def _at_ends(planner: SlotPlanner, among: Ints) -> Counts:
+    """Those of some blocks that exist at the iteration's begin, and at its end, counted by size."""
     blocks = planner.tables.blocks
-    return np.column_stack(
-        [_counted(planner, np.flatnonzero(blocks[:, column]).tolist()) for column in (STARTS, STAYS)]
-    )
+    return np.column_stack([_counted(planner, among[blocks[among, column] == 1].tolist()) for column in (STARTS, STAYS)])
 
 
 def _used_at_once(planner: SlotPlanner) -> Counts:

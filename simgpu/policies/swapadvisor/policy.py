@@ -13,8 +13,9 @@ Where the text was silent or not at hand, this implementation decides:
 
 * A class holds neighbouring sizes, and its slots are as large as its largest block. Each class has the slots that any
   order needs; weights, which are part of an allocation, share out the rest, up to what the class can use.
-* What is persistent is on the device at the begin and again at the end, as under `lru`. The paper chooses what is on
-  the device at the begin, so that weights may exceed the memory; here these run out of memory.
+* What is persistent is on the device at the begin and again at the end, as under `lru`, but only as far as its class
+  has slots, those first that are used first. The others are on the host then, so weights may exceed the memory. Where
+  several GPUs train together, all are on the device.
 * A block is released after its last use. A copy on the host stays valid until a kernel changes the block.
 * Kernels that may draw random numbers keep their order, so that a reordered iteration gives the recorded one's results.
 * A fetch takes the slot that has been free for longest, a new block the one that became free last, if one is free in
@@ -116,13 +117,15 @@ class SwapAdvisor(Policy):
 
     def _planner(self, context: PlanContext) -> SlotPlanner:
         work = self.population * (self.generations + 1) * len(context.graph.kernels)
-        return SlotPlanner(context.graph, context.node, context.budget, work)
+        # GPUs that train together exchange weights on the device.
+        together = context.parallel_trial is not None
+        return SlotPlanner(context.graph, context.node, context.budget, work, all_home=together)
 
     def _check_slots(self, planner: SlotPlanner) -> None:
         classes, budget = needed_classes(planner), planner.budget
         if classes.bytes > budget:
             holders = [(f"{count} x {format_bytes(size)}", count * size) for size, count in classes.slots]
-            who = "the slots that its size classes need, for what is persistent and for each kernel alone,"
+            who = "the slots that its size classes need, one for each block that a kernel uses,"
             by_bytes = tuple(sorted(holders, key=lambda holder: -holder[1]))
             raise OutOfMemoryError(who, "device", classes.bytes, budget, budget, budget, 0, by_bytes)
 

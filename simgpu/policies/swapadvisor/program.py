@@ -11,7 +11,7 @@ from simgpu.graph.taskgraph import BEFORE, TaskGraph
 from simgpu.planning.slot_planner import Planned, SlotPlanner
 from simgpu.planning.slots import BIRTH, COPY_IN, COPY_OUT, DROP
 from simgpu.program.code import CodeWriter
-from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, Program, Segment
+from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, InitialContents, Program, Segment
 from simgpu.timeline.streams import StreamId
 
 
@@ -21,14 +21,16 @@ def program_of(planner: SlotPlanner, order: Sequence[int], planned: Planned) -> 
     A kernel waits until the copies out have ended that free the slots of its results, and a copy back until its slot is
     free, so that no request ever waits in a pool that counts bytes: the classes alone limit the memory.
     """
-    graph = planner.graph
     writer = _Writer(planner, order, planned)
     writer.write()
     streams = {stream: writer.code[stream].code() for stream in sorted(writer.code, key=lambda stream: stream.rank)}
-    resident = tuple(b for b, birth in enumerate(graph.births) if birth == BEFORE and planner.stays[b])
     moved = tuple(order) != tuple(range(len(order)))
-    transforms = (Reordered(tuple(order)),) if moved else ()
-    return Program((Segment(streams),), resident=resident, transforms=transforms)
+    return Program(
+        (Segment(streams),),
+        resident=writer.resident,
+        transforms=(Reordered(tuple(order)),) if moved else (),
+        other_contents=(InitialContents(HOST, planned.away),) if planned.away else (),
+    )
 
 
 @dataclass
@@ -36,8 +38,8 @@ class _Writer:
     """Kernels are written by their position in the order, which is their number in the program.
 
     An event of a stream is known by its number there: the n-th copy, or the kernels that have ended. events: its number
-    in the program; awaited: by waiting and other stream, the last one that it waited for; on_host: the blocks whose
-    values are on the host too.
+    in the program; awaited: by waiting and other stream, the last one that it waited for; here: the blocks on the
+    device at the end of the iteration; on_host: those whose values are on the host.
     """
 
     planner: SlotPlanner
@@ -46,7 +48,14 @@ class _Writer:
     code: defaultdict[StreamId, CodeWriter] = field(default_factory=lambda: defaultdict(CodeWriter))
     events: dict[tuple[StreamId, int], int] = field(default_factory=dict)
     awaited: dict[tuple[StreamId, StreamId], int] = field(default_factory=dict)
+    here: set[int] = field(default_factory=set)
     on_host: set[int] = field(default_factory=set)
+
+    @property
+    def resident(self) -> tuple[int, ...]:
+        """The persistent blocks whose home is the device."""
+        births, away = self.planner.graph.births, set(self.planned.away)
+        return tuple(b for b, stays in enumerate(self.planner.stays) if stays and births[b] == BEFORE and b not in away)
 
     def write(self) -> None:
         """All streams, with the compute stream last: it signals what the others wait for."""
@@ -55,7 +64,12 @@ class _Writer:
         waits: defaultdict[int, list[tuple[StreamId, int]]] = defaultdict(list)
         left: defaultdict[int, list[int]] = defaultdict(list)
         outs = ins = 0
+        self.here.update(self.resident)
         for kind, b, at, after, after_left in records:
+            if kind in (COPY_IN, BIRTH):
+                self.here.add(b)
+            else:
+                self.here.discard(b)
             if kind == COPY_OUT:
                 self._copy_out(b, after, outs)
                 left[at].append(b)
@@ -68,6 +82,8 @@ class _Writer:
                 ins += 1
             elif kind == BIRTH and after < 0:
                 waits[at].append((D2H, -1 - after))
+        if outs:
+            waits[len(self.order)].append((D2H, outs - 1))
         self._kernels(drops, waits, left)
 
     def _copy_out(self, b: int, after: int, number: int) -> None:
@@ -80,11 +96,12 @@ class _Writer:
         self._signal(D2H, number)
 
     def _copy_in(self, b: int, after: int, after_left: int, number: int) -> None:
-        """The n-th copy in, after two events as `simgpu.planning.slots` numbers them; 0 is no event that it needs."""
-        for event in (after, after_left):
+        """The n-th copy in, after two events as `simgpu.planning.slots` numbers them."""
+        # The begin comes before every other event.
+        for event in sorted({after, after_left} - {0} or {0}):
             if event < 0:
                 self._wait(H2D, D2H, -1 - event)
-            elif event > 0:
+            else:
                 self._wait(H2D, COMPUTE, event)
         code = self.code[H2D]
         code.acquire((b,))
@@ -102,6 +119,7 @@ class _Writer:
         planner, graph, code = self.planner, self.planner.graph, self.code[COMPUTE]
         last = {b: at for at, k in enumerate(self.order) for b in planner.used[k]}
         alive = {b for b, birth in enumerate(graph.births) if birth == BEFORE}
+        self.on_host.update(self.planned.away)
         if initialized := [b for b in sorted(alive) if not planner.stays[b]]:
             code.acquire(initialized)
             code.initialize(initialized)
@@ -121,9 +139,12 @@ class _Writer:
             self._release_on_host([*dead, *graph.writes[k]])
             self._signal_if_awaited(at + 1)
         self._wait_for_all(waits[len(self.order)])
-        stays = [b for b in range(len(graph.sizes)) if planner.stays[b]]
-        self._release([b for b in stays if b in alive and graph.births[b] != BEFORE])
-        self._release_on_host(stays)
+        self.on_host.update(left[len(self.order)])
+        home = {*self.resident, *self.planned.away}
+        kept = [b for b in range(len(graph.sizes)) if planner.stays[b] and b in alive]
+        empty = [b for b in kept if not graph.sizes[b]]
+        self._release([b for b in kept if b not in home and (b in self.here or b in empty)])
+        self._release_on_host([b for b in kept if b not in self.planned.away])
 
     def _wait_for_all(self, events: list[tuple[StreamId, int]]) -> None:
         for stream, number in events:
