@@ -1,7 +1,8 @@
 """Transforms: a task graph in, a new one out, the old one unchanged.
 
 A transform may change durations, sizes and which kernels and blocks exist, but never the number of one: new ones are
-appended. The exceptions are a split into sub-batches, which comes first, and replication, which comes last.
+appended. The exceptions are a split into sub-batches and another order of the kernels, which come first, and
+replication, which comes last.
 """
 
 from __future__ import annotations

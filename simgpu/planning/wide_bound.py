@@ -11,7 +11,7 @@ algorithms, in uncompressed memory that it acquires and releases itself:
 * Blocks that the host can initialize again (weights, inputs, optimizer state that no kernel has written yet) may be
   missing at no cost. So may the bytes that an encoded form saves of a block with a known compressed size.
 
-Programs that split the batch, choose other algorithms, compress memory or page it are not bounded.
+Programs that split the batch, choose other algorithms, reorder kernels, compress memory or page it are not bounded.
 """
 
 from __future__ import annotations

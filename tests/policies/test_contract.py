@@ -166,6 +166,15 @@ class TestBelady(PolicyContract):
     policy = "belady"
 
 
+class TestSwapAdvisor(PolicyContract):
+    policy = "swapadvisor"
+    copies_ahead = True
+    parameter_sets = (
+        {"population": 6, "generations": 2},
+        {"population": 4, "generations": 1, "order": "recorded"},
+    )
+
+
 class TestDtr(PolicyContract):
     policy = "dtr"
     parameter_sets = (

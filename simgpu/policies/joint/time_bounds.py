@@ -27,8 +27,8 @@ from simgpu.units import format_time
 
 #: Programs without a lower bound, as reports describe them.
 NOT_BOUNDED = (
-    "splits the batch, chooses algorithms, copies over a second link of the GPU, or has compressed, paged or unlimited "
-    "memory"
+    "splits the batch, chooses algorithms, reorders kernels, copies over a second link of the GPU, or has compressed, "
+    "paged or unlimited memory"
 )
 
 
@@ -83,7 +83,7 @@ def bounds_of(evaluator: Evaluator) -> TimeBounds:
 
 
 def is_bounded(program: Program) -> bool:
-    """Whether `wide_bound` holds for a program: full batch, recorded algorithms, ordinary device memory."""
+    """Whether `wide_bound` holds for a program: full batch, recorded algorithms and order, ordinary device memory."""
     only_encodes = all(isinstance(transform, WithEncodings) for transform in program.transforms)
     return only_encodes and program.gpus == 1 and not program.unlimited_memory and program.residency is None
 
