@@ -59,9 +59,7 @@ def chosen(t: ListTables, state: Ints, ready: Ints, count: int, rule: int, prior
     return best
 
 
-def list_order(
-    t: ListTables, state: Ints, ready: Ints, rule: int, priorities: Ints, picks: Ints, order: Ints
-) -> None:
+def list_order(t: ListTables, state: Ints, ready: Ints, rule: int, priorities: Ints, picks: Ints, order: Ints) -> None:
     """Write an order of the kernels. picks[at]: -1, or a number that picks any ready kernel instead of the next."""
     kernels = t.kernels
     count = 0

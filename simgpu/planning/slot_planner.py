@@ -65,8 +65,7 @@ class SlotPlanner:
     """Plans swaps for orders and allocations of one graph on one node.
 
     Times are those of the machine, to the nanosecond, where `why_not` is None. work: how many kernels will be planned
-    in all, which decides whether the functions are compiled. all_home: whether what is persistent must be on the device at
-    the begin and at the end of the iteration.
+    in all, which decides whether the functions are compiled.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
     >>> from simgpu.trace.chain import chain
@@ -83,7 +82,6 @@ class SlotPlanner:
     node: NodeSpec
     budget: int
     work: int = 0
-    all_home: bool = False
 
     @property
     def why_not(self) -> str | None:
@@ -112,7 +110,8 @@ class SlotPlanner:
         """The arrays of this graph, node and budget."""
         graph, node = self.graph, self.node
         place = {size: number for number, size in enumerate(self.sizes)}
-        kernels, uses = [], []
+        kernels: list[tuple[int, int]] = []
+        uses: list[tuple[int, int]] = []
         for k, used in enumerate(self.used):
             kernels.append((len(uses), graph.durations[k]))
             uses += [(b, int(b in graph.writes[k])) for b in used]
@@ -128,10 +127,8 @@ class SlotPlanner:
             out_ns, in_ns = (copy_ns(copied, rate, node.link.latency_ns) for rate in rates)
             starts, stays = graph.births[b] == BEFORE, graph.births[b] is not None and self.stays[b]
             blocks.append((place.get(size, -1), out_ns, in_ns, int(starts), int(stays)))
-        limits = self.budget, int(node.gpu.copy_engines == 1), int(self.all_home)
-        return SlotTables(
-            _rows(kernels, 2), _rows(uses, 2), _rows(blocks, 5), _array(self.sizes), _array(limits)
-        )
+        limits = self.budget, int(node.gpu.copy_engines == 1)
+        return SlotTables(_rows(kernels, 2), _rows(uses, 2), _rows(blocks, 5), _array(self.sizes), _array(limits))
 
     @property
     def stays(self) -> tuple[bool, ...]:
@@ -215,7 +212,9 @@ class SlotPlanner:
         for k, before in enumerate(self.follows):
             for other in before:
                 followers[other].append(k)
-        kernels, lists, used = [], [], []
+        kernels: list[tuple[int, int, int]] = []
+        lists: list[int] = []
+        used: list[int] = []
         for k, each in enumerate(self.used):
             kernels.append((len(lists), len(used), len(self.follows[k])))
             lists += followers[k]

@@ -30,14 +30,14 @@ from simgpu.planning.tables import Ints
 USES, DURATION = range(2)
 # Columns of uses, by kernel: the block, and whether the kernel writes it.
 BLOCK, WRITES = range(2)
-# Columns of blocks: its position among the sizes, -1 for an empty block; times of copies; whether it exists at the begin,
-# and at the end.
+# Columns of blocks: its position among the sizes, -1 for an empty block; times of copies; whether it exists at the
+# begin, and at the end.
 SIZE, OUT_NS, IN_NS, STARTS, STAYS = range(5)
-# Of `limits`: bytes; whether one engine copies both ways; whether every home is on the device.
-BUDGET, SHARED, ALL_HOME = range(3)
+# Of `limits`: bytes; whether one engine copies both ways.
+BUDGET, SHARED = range(2)
 # Columns of the state of blocks. HELD: its slot, -1 on the host or where it does not exist. EXISTS: whether it does.
-# HOME: whether its home is on the device. NEXT: its next use. ON_HOST: whether the host has its value. LEFT_AT, LEFT: when it left the device, and that event.
-# ENDED_AT, ENDED: of its last use. BUSY: the position that uses it now, plus one.
+# HOME: whether its home is the device. NEXT: its next use. ON_HOST: whether the host has its value. LEFT_AT, LEFT: when
+# it left the device, and that event. ENDED_AT, ENDED: of its last use. BUSY: the position that uses it now, plus one.
 HELD, EXISTS, HOME, NEXT, ON_HOST, LEFT_AT, LEFT, ENDED_AT, ENDED, BUSY = range(10)
 # Columns of the state of classes, by the position of their size. FIRST: their first slot.
 CLASS, NEED, DEMAND, LIVE, SLOTS, FIRST = range(6)
@@ -110,15 +110,14 @@ def classify(classes: Ints, tops: Ints, member: int) -> None:
 
 
 def measure_need(t: SlotTables, s: SlotScratch) -> None:
-    """Note the slots of each class without which the iteration cannot run: in each kernel, at its begin for what the host
-    provides, and at its begin and end for what has its home on the device in any case."""
+    """Note the slots of each class without which the iteration cannot run: at its begin for what the host provides then
+    and no kernel keeps, and in each kernel."""
     kernels, uses, blocks, classes = t.kernels, t.uses, t.blocks, s.classes
-    for column in range(STARTS, STAYS + 1):
-        for b in range(blocks.shape[0]):
-            if blocks[b, column] and (t.limits[ALL_HOME] or not blocks[b, STAYS]):
-                count_one(blocks, classes, b, NEED)
-        for i in range(classes.shape[0]):
-            classes[i, LIVE] = 0
+    for b in range(blocks.shape[0]):
+        if blocks[b, STARTS] and not blocks[b, STAYS]:
+            count_one(blocks, classes, b, NEED)
+    for i in range(classes.shape[0]):
+        classes[i, LIVE] = 0
     for k in range(kernels.shape[0] - 1):
         for use in range(kernels[k, USES], kernels[k + 1, USES]):
             count_one(blocks, classes, uses[use, BLOCK], NEED)
@@ -158,7 +157,7 @@ def measure_demand(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> 
 
 
 def shared_out(sizes: Ints, classes: Ints, weights: Ints, member: int, step: int) -> int:
-    """Give each class what it needs and, by its weight, so many steps of what it lacks; returns the bytes of all slots."""
+    """Give each class what it needs and, by its weight, so many steps of what it lacks; returns the bytes of slots."""
     total = 0
     for c in range(classes.shape[0]):
         if classes[c, CLASS] == c:
@@ -228,7 +227,7 @@ def choose_home(blocks: Ints, classes: Ints, state: Ints, b: int) -> None:
 
 
 def begin(t: SlotTables, s: SlotScratch) -> None:
-    """Empty all slots, but for the blocks that are on the device at the begin; the others that exist are on the host."""
+    """Empty all slots but those of the blocks that are on the device at the begin."""
     blocks, state, classes, slots = t.blocks, s.state, s.classes, s.slots
     for column in range(s.now.shape[0]):
         s.now[column] = 0
@@ -322,7 +321,7 @@ def fetch(t: SlotTables, s: SlotScratch, b: int, at: int) -> int:
     record(s, COPY_IN, b, at, s.slots[slot, FREED], s.state[b, LEFT])
     ready = max(s.slots[slot, FREE_AT], s.state[b, LEFT_AT])
     s.now[IN] = max(s.now[IN], ready) + t.blocks[b, IN_NS]
-    return s.now[IN]
+    return int(s.now[IN])
 
 
 def run_kernel(t: SlotTables, s: SlotScratch, k: int, at: int) -> None:
@@ -368,7 +367,7 @@ def go_home(t: SlotTables, s: SlotScratch) -> int:
     for b in range(blocks.shape[0]):
         if blocks[b, STAYS] and state[b, HOME] and state[b, HELD] < 0 and blocks[b, SIZE] >= 0:
             fetch(t, s, b, count)
-    return max(s.now[NOW], max(s.now[OUT], s.now[IN]))
+    return int(max(s.now[NOW], max(s.now[OUT], s.now[IN])))
 
 
 def run_all(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> int:

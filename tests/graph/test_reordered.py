@@ -67,7 +67,11 @@ def test_every_kernel_reads_what_it_read_or_the_order_is_refused(trace: Trace, d
 
 
 @settings(deadline=None)
-@given(st.one_of(traces(max_kernels=12), trainings(max_layers=4)), st.sampled_from([BY_PRIORITY, NEWEST, FRUGAL]), st.data())
+@given(
+    st.one_of(traces(max_kernels=12), trainings(max_layers=4)),
+    st.sampled_from([BY_PRIORITY, NEWEST, FRUGAL]),
+    st.data(),
+)
 def test_list_scheduling_gives_orders_that_are_not_refused(trace: Trace, rule: int, data: st.DataObject) -> None:
     tasks = TaskGraph.of(trace)
     priorities = np.array(data.draw(st.permutations(range(len(trace.kernels)))), dtype=np.int64)
@@ -139,7 +143,8 @@ def test_a_batch_in_rounds_is_refused() -> None:
 def test_what_the_host_writes_is_there_before_any_kernel_uses_it() -> None:
     """B overwrites what the host wrote for A; before A, the host would overwrite the result of B."""
     tasks = graph(
-        [kernel("A", 1, "x"), kernel("B", 1, "x", "s"), kernel("C", 1, "s")], [held("x", 8), block("s", 8, host_write="A")]
+        [kernel("A", 1, "x"), kernel("B", 1, "x", "s"), kernel("C", 1, "s")],
+        [held("x", 8), block("s", 8, host_write="A")],
     )
     with pytest.raises(ProgramError, match="kernel B before kernel A"):
         reordered(tasks, [1, 0, 2])

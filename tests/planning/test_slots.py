@@ -67,16 +67,13 @@ def drawn_members(draw: st.DrawFn, planner: SlotPlanner) -> tuple[tuple[int, ...
     st.one_of(chains(), traces(max_kernels=14), trainings(max_layers=6)),
     st.floats(0.3, 1.1),
     st.sampled_from([1, 8]),
-    st.booleans(),
     st.data(),
 )
-def test_planned_time_is_the_machine_s(
-    trace: Trace, share: float, alignment: int, all_home: bool, data: st.DataObject
-) -> None:
+def test_planned_time_is_the_machine_s(trace: Trace, share: float, alignment: int, data: st.DataObject) -> None:
     machine = node_of(alignment)
     tasks = task_graph(trace, machine)
     most = sum(tasks.sizes) + alignment * len(tasks.sizes)
-    planner = SlotPlanner(tasks, machine, max(int(most * share), 1), all_home=all_home)
+    planner = SlotPlanner(tasks, machine, max(int(most * share), 1))
     assert planner.why_not is None
     member = data.draw(drawn_members(planner))
     planned = planner.planned(*member)
@@ -88,14 +85,11 @@ def test_planned_time_is_the_machine_s(
     assert result.iteration_ns == planned.time_ns
     slots = sum(size * count for size, count in planned.slots)
     assert result.metrics.device_peak_bytes <= slots <= planner.budget
-    assert not (all_home and planned.away)
 
 
 @some
 @given(st.one_of(chains(), traces(max_kernels=14), trainings(max_layers=6)), st.floats(0.3, 1.0), st.data())
-def test_slots_limit_each_class_and_what_is_needed_last_leaves(
-    trace: Trace, share: float, data: st.DataObject
-) -> None:
+def test_slots_limit_each_class_and_what_is_needed_last_leaves(trace: Trace, share: float, data: st.DataObject) -> None:
     """Follows the decisions with sets of blocks; next uses are looked up in the order itself."""
     machine = node_of()
     tasks = task_graph(trace, machine)
@@ -138,9 +132,9 @@ def test_slots_limit_each_class_and_what_is_needed_last_leaves(
     assert not records
 
 
-def planned_of(tasks: TaskGraph, budget: int, *, all_home: bool = False) -> Planned | None:
+def planned_of(tasks: TaskGraph, budget: int) -> Planned | None:
     """The plan of the recorded order with a class for each size, at a byte per nanosecond."""
-    planner = SlotPlanner(tasks, node(), budget, all_home=all_home)
+    planner = SlotPlanner(tasks, node(), budget)
     sizes = len(planner.sizes)
     return planner.planned(tuple(range(len(tasks.kernels))), (1,) * sizes, (1,) * sizes)
 
@@ -169,15 +163,14 @@ def test_a_block_leaves_right_after_its_last_use_and_returns_to_the_first_free_s
 
 
 def test_weights_that_exceed_the_memory_begin_on_the_host() -> None:
-    """v begins on the host. w leaves from 50 to 150, v comes back until 250, B ends at 300. v has not changed, so w takes
-    its slot at once, until 400."""
+    """v begins on the host. w leaves from 50 to 150, v comes back until 250, B ends at 300. v has not changed, so w
+    takes its slot at once, until 400."""
     tasks = graph([kernel("A", 50, "w"), kernel("B", 50, "v")], [held("w", 100), held("v", 100)])
     planned = planned_of(tasks, 199)
     assert planned is not None
     assert planned.away == (tasks.block("v"),)
     assert planned.time_ns == 400
     assert decisions(tasks, planned) == [(COPY_OUT, "w"), (COPY_IN, "v"), (DROP, "v"), (COPY_IN, "w")]
-    assert planned_of(tasks, 199, all_home=True) is None
 
 
 def test_members_without_enough_slots_are_ranked_by_what_they_lack() -> None:

@@ -39,6 +39,7 @@ POLICIES = {
     "um": {},
     "lru": {},
     "belady": {},
+    "swapadvisor": {"population": 6, "generations": 2},
     "dtr": {},
     "g10": {},
     "flashneuron": {},

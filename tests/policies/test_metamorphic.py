@@ -38,6 +38,7 @@ OTHERS: dict[str, Choice] = {
 SEARCHING: dict[str, Choice] = {
     "modnn": ("modnn", {}),
     "home": ("home", {"particles": 10, "iterations": 3}),
+    "swapadvisor": ("swapadvisor", {"population": 6, "generations": 2}),
     "joint": ("joint", {"evaluations": 100, "lower_bound": False}),
     "checkmate": ("checkmate", {"groups": 8}),
 }

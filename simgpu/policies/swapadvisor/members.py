@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -59,9 +60,8 @@ class Classes(NamedTuple):
 
 def needed_classes(planner: SlotPlanner) -> Classes:
     """The classes whose slots take the fewest bytes, with the slots without which the iteration cannot run."""
-    blocks = planner.tables.blocks
-    bound = np.flatnonzero(planner.all_home | (blocks[:, STAYS] == 0))
-    return _cheapest_classes(planner, np.column_stack([_at_ends(planner, bound), _used_at_once(planner)]))
+    provided = np.flatnonzero(planner.tables.blocks[:, STAYS] == 0)
+    return _cheapest_classes(planner, np.column_stack([_at_ends(planner, provided), _used_at_once(planner)]))
 
 
 def peak_bytes(planner: SlotPlanner) -> int:
@@ -93,7 +93,7 @@ def first_members(planner: SlotPlanner, count: int, *, orders: bool, rng: np.ran
 
 def _allocations(planner: SlotPlanner, order: Ints) -> list[tuple[Ints, Ints]]:
     sizes = planner.sizes
-    by_power = [int(size.bit_length() < larger.bit_length()) for size, larger in zip(sizes, sizes[1:], strict=False)]
+    by_power = [int(size.bit_length() < larger.bit_length()) for size, larger in pairwise(sizes)]
     classes = {
         tuple(each): None
         for each in (
@@ -112,7 +112,9 @@ def _allocations(planner: SlotPlanner, order: Ints) -> list[tuple[Ints, Ints]]:
 def _at_ends(planner: SlotPlanner, among: Ints) -> Counts:
     """Those of some blocks that exist at the iteration's begin, and at its end, counted by size."""
     blocks = planner.tables.blocks
-    return np.column_stack([_counted(planner, among[blocks[among, column] == 1].tolist()) for column in (STARTS, STAYS)])
+    return np.column_stack(
+        [_counted(planner, among[blocks[among, column] == 1].tolist()) for column in (STARTS, STAYS)]
+    )
 
 
 def _used_at_once(planner: SlotPlanner) -> Counts:

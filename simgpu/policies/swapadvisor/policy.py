@@ -1,21 +1,20 @@
 """`swapadvisor`: the order of operators, the allocation of memory and the swaps, decided together by a genetic search.
 
-After Huang, Jin and Li: SwapAdvisor: Pushing Deep Learning Beyond the GPU Memory Limit via Smart Swapping (ASPLOS 2020).
-Public text at hand was its abstract, the beginning of its introduction and reading notes on its design; no code. They
-say: a schedule is any topological order of the dataflow graph; memory is allocated in pools of size classes; a swap
-planner derives from both what is swapped and when, with a stream for kernels and one for the copies of each direction;
-a genetic algorithm searches schedules and allocations, and a simulator gives the time of each. That the victim is the
-tensor of the class that is needed last, that swaps begin as early as possible, the population of 144, the crossover of
-schedules (the first kernels of one parent, the rest in the order of the other) and the softmax selection are from
-descriptions of the paper that could not be checked against its text.
+After Huang, Jin and Li: SwapAdvisor: Pushing Deep Learning Beyond the GPU Memory Limit via Smart Swapping (ASPLOS
+2020). Public text at hand was its abstract, the beginning of its introduction and the beginning of two readers' notes;
+no code. They say: a schedule is any topological order of the dataflow graph; a swap planner derives from a schedule and
+a memory allocation what is swapped and when, with a stream for kernels and one for the copies of each direction; a
+genetic algorithm searches schedules and allocations, and a simulator gives the time of each. The following is from
+descriptions of the paper that could not be checked against its text: allocations in pools of size classes; the victim
+is the tensor of the class that is needed last; swaps begin as early as possible; a population of 144; the crossover of
+schedules (the first kernels of one parent, the rest in the order of the other); Boltzmann selection.
 
 Where the text was silent or not at hand, this implementation decides:
 
 * A class holds neighbouring sizes, and its slots are as large as its largest block. Each class has the slots that any
   order needs; weights, which are part of an allocation, share out the rest, up to what the class can use.
 * What is persistent is on the device at the begin and again at the end, as under `lru`, but only as far as its class
-  has slots, those first that are used first. The others are on the host then, so weights may exceed the memory. Where
-  several GPUs train together, all are on the device.
+  has slots, those first that are used first. The others are on the host then, so weights may exceed the memory.
 * A block is released after its last use. A copy on the host stays valid until a kernel changes the block.
 * Kernels that may draw random numbers keep their order, so that a reordered iteration gives the recorded one's results.
 * A fetch takes the slot that has been free for longest, a new block the one that became free last, if one is free in
@@ -117,15 +116,13 @@ class SwapAdvisor(Policy):
 
     def _planner(self, context: PlanContext) -> SlotPlanner:
         work = self.population * (self.generations + 1) * len(context.graph.kernels)
-        # GPUs that train together exchange weights on the device.
-        together = context.parallel_trial is not None
-        return SlotPlanner(context.graph, context.node, context.budget, work, all_home=together)
+        return SlotPlanner(context.graph, context.node, context.budget, work)
 
     def _check_slots(self, planner: SlotPlanner) -> None:
         classes, budget = needed_classes(planner), planner.budget
         if classes.bytes > budget:
             holders = [(f"{count} x {format_bytes(size)}", count * size) for size, count in classes.slots]
-            who = "the slots that its size classes need, one for each block that a kernel uses,"
+            who = "a slot of its size class for each block that a kernel uses"
             by_bytes = tuple(sorted(holders, key=lambda holder: -holder[1]))
             raise OutOfMemoryError(who, "device", classes.bytes, budget, budget, budget, 0, by_bytes)
 
@@ -135,7 +132,7 @@ class SwapAdvisor(Policy):
         member = result.best
         planned = planner.planned(*(tuple(part.tolist()) for part in member))
         assert planned is not None, "the first members include one whose slots fit"
-        program = program_of(planner, member.order, planned)
+        program = program_of(planner, member.order.tolist(), planned)
         moved = int((member.order != np.arange(len(member.order))).sum())
         notes = (
             f"{moved} of {len(member.order)} kernels run at another position than recorded",
@@ -149,7 +146,7 @@ class SwapAdvisor(Policy):
     def _by_runs(self, context: PlanContext, why: str) -> Program:
         """The fastest program in trial runs of searches with all of the budget and with less of it.
 
-        Where none runs, the last one, whose run says why.
+        Where none runs, the last one in the recorded order, whose run says why.
         """
         note = f"planned with times that are not exact on this node: {why}"
         for percent in _OF_THE_BUDGET:
@@ -166,7 +163,7 @@ class SwapAdvisor(Policy):
             if runs := tried(context, makers):
                 program = min(runs, key=lambda run: run.time_ns).program
                 break
-            program = makers[self.order]()
+            program = makers["recorded"]()
         return replace(program, notes=(*program.notes, note))
 
     def search(self, context: PlanContext, planner: SlotPlanner) -> GeneticResult[Member]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simgpu.graph.reordered import Reordered
-from simgpu.graph.taskgraph import BEFORE, TaskGraph
+from simgpu.graph.taskgraph import BEFORE
 from simgpu.planning.slot_planner import Planned, SlotPlanner
 from simgpu.planning.slots import BIRTH, COPY_IN, COPY_OUT, DROP
 from simgpu.program.code import CodeWriter
@@ -114,8 +114,8 @@ class _Writer:
         waits: dict[int, list[tuple[StreamId, int]]],
         left: dict[int, list[int]],
     ) -> None:
-        """The compute stream. drops: what is released after so many kernels, since the host has it; waits: what a kernel
-        waits for; left: what has been copied out when it runs."""
+        """The compute stream. drops: what is released after so many kernels, since the host has it; waits: what a
+        kernel waits for; left: what has been copied out when it runs."""
         planner, graph, code = self.planner, self.planner.graph, self.code[COMPUTE]
         last = {b: at for at, k in enumerate(self.order) for b in planner.used[k]}
         alive = {b for b, birth in enumerate(graph.births) if birth == BEFORE}
