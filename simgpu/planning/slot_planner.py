@@ -194,8 +194,10 @@ class SlotPlanner:
             classes=np.zeros((len(t.sizes), 6), np.int64),
             slots=np.zeros((len(t.blocks), 3), np.int64),
             nexts=np.zeros(len(t.uses), np.int64),
-            records=np.zeros((most, 5), np.int64),
-            now=np.zeros(5, np.int64),
+            records=np.zeros((most, 6), np.int64),
+            now=np.zeros(4, np.int64),
+            busy=np.zeros((2, most, 2), np.int64),
+            stretches=np.zeros(2, np.int64),
         )
 
     # --- orders -----------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ of the smallest class that it fits), and a weight of each class for the memory t
 the slots it cannot do without.
 
 Kernels run in order. A kernel waits for a slot for each block that it is the first to use, and for a copy of each block
-that is on the host. Where no slot of the class is free, the block that is needed last leaves (Belady); it is copied
+that is on the host. Where no slot of the class is free, the block that is needed last leaves (Belady). It is copied
 out, unless the host has its value, as soon as its last use has ended, and a copy back begins as soon as its slot is
-free. Copies of one direction run in the order in which they were decided.
+free; each engine makes one copy after the other, so a copy takes the first gap after that between those decided before.
 
 What is persistent, or outlives the iteration, has a home: the device, as far as its class has slots, else the host. It
 is there at the begin, and again at the end. Homes on the device go to what is persistent first, and of that to what is
@@ -43,12 +43,15 @@ HELD, EXISTS, HOME, NEXT, ON_HOST, LEFT_AT, LEFT, ENDED_AT, ENDED, BUSY = range(
 CLASS, NEED, DEMAND, LIVE, SLOTS, FIRST = range(6)
 # Columns of slots: their block or -1, when they became free, and by which event.
 HOLDS, FREE_AT, FREED = range(3)
-# Of the clocks: time of the kernels; of the two engines; counts of records and copies out.
-NOW, OUT, IN, RECORDS, COPIES = range(5)
+# Of `now`: time of the kernels; when all copies have ended; counts of records and copies out.
+NOW, COPIED, RECORDS, COPIES = range(4)
+# Engines, with a row for each stretch of time in which one is busy, in order, and how many there are.
+OUT, IN = range(2)
+BEGINS, ENDS = range(2)
 # Kinds of records, and their columns. A copy out and a drop begin after the event AFTER; a copy in and a birth take a
-# slot that is free after it; a copy in needs also that the block had left.
+# slot that is free after it; a copy in needs also that the block had left. BEGUN_AT: when a copy begins.
 COPY_OUT, DROP, COPY_IN, BIRTH = range(4)
-KIND, OF, POSITION, AFTER, AFTER_LEFT = range(5)
+KIND, OF, POSITION, AFTER, AFTER_LEFT, BEGUN_AT = range(6)
 
 #: Added to the shortage of a member whose slots need more than the budget; larger than any step time.
 LACKING = 2**62
@@ -67,7 +70,9 @@ class SlotTables(NamedTuple):
 
 
 class SlotScratch(NamedTuple):
-    """What planning one member writes. nexts: the next use after each use. records: the decisions, in order."""
+    """What planning one member writes. nexts: the next use after each use. records: the decisions, in order. busy: of
+    each engine, in `stretches` many rows.
+    """
 
     state: Ints
     classes: Ints
@@ -75,6 +80,8 @@ class SlotScratch(NamedTuple):
     nexts: Ints
     records: Ints
     now: Ints
+    busy: Ints
+    stretches: Ints
 
 
 class Members(NamedTuple):
@@ -231,6 +238,7 @@ def begin(t: SlotTables, s: SlotScratch) -> None:
     blocks, state, classes, slots = t.blocks, s.state, s.classes, s.slots
     for column in range(s.now.shape[0]):
         s.now[column] = 0
+    s.stretches[OUT] = s.stretches[IN] = 0
     for c in range(classes.shape[0]):
         if classes[c, CLASS] == c:
             for slot in range(classes[c, FIRST], classes[c, FIRST] + classes[c, SLOTS]):
@@ -250,7 +258,42 @@ def begin(t: SlotTables, s: SlotScratch) -> None:
             classes[c, LIVE] += 1
 
 
-def record(s: SlotScratch, kind: int, b: int, at: int, after: int, after_left: int) -> None:
+def copied(s: SlotScratch, engine: int, ready: int, duration: int) -> int:
+    """Let an engine make a copy in its first gap from a time on; returns when it begins."""
+    busy, count = s.busy, s.stretches[engine]
+    place = count
+    while place > 0 and busy[engine, place - 1, ENDS] > ready:
+        place -= 1
+    # The stretches from `place` on end after that time.
+    start = ready
+    while place < count and start + duration > busy[engine, place, BEGINS]:
+        start = busy[engine, place, ENDS]
+        place += 1
+    end = start + duration
+    s.now[COPIED] = max(s.now[COPIED], end)
+    joins_left = place > 0 and busy[engine, place - 1, ENDS] == start
+    joins_right = place < count and busy[engine, place, BEGINS] == end
+    if joins_left and joins_right:
+        busy[engine, place - 1, ENDS] = busy[engine, place, ENDS]
+        for later in range(place, count - 1):
+            busy[engine, later, BEGINS] = busy[engine, later + 1, BEGINS]
+            busy[engine, later, ENDS] = busy[engine, later + 1, ENDS]
+        s.stretches[engine] = count - 1
+    elif joins_left:
+        busy[engine, place - 1, ENDS] = end
+    elif joins_right:
+        busy[engine, place, BEGINS] = start
+    else:
+        for at in range(count - place):
+            busy[engine, count - at, BEGINS] = busy[engine, count - at - 1, BEGINS]
+            busy[engine, count - at, ENDS] = busy[engine, count - at - 1, ENDS]
+        busy[engine, place, BEGINS] = start
+        busy[engine, place, ENDS] = end
+        s.stretches[engine] = count + 1
+    return int(start)
+
+
+def record(s: SlotScratch, kind: int, b: int, at: int, after: int, after_left: int, begun_at: int) -> None:
     """Note a decision."""
     row = s.now[RECORDS]
     s.records[row, KIND] = kind
@@ -258,6 +301,7 @@ def record(s: SlotScratch, kind: int, b: int, at: int, after: int, after_left: i
     s.records[row, POSITION] = at
     s.records[row, AFTER] = after
     s.records[row, AFTER_LEFT] = after_left
+    s.records[row, BEGUN_AT] = begun_at
     s.now[RECORDS] = row + 1
 
 
@@ -291,13 +335,12 @@ def evict(t: SlotTables, s: SlotScratch, slot: int, at: int) -> None:
     state, now, b = s.state, s.now, s.slots[slot, HOLDS]
     state[b, LEFT_AT], state[b, LEFT] = state[b, ENDED_AT], state[b, ENDED]
     if state[b, ON_HOST]:
-        record(s, DROP, b, at, state[b, ENDED], 0)
+        record(s, DROP, b, at, state[b, ENDED], 0, 0)
     else:
-        record(s, COPY_OUT, b, at, state[b, ENDED], 0)
-        engine = IN if t.limits[SHARED] else OUT
-        now[engine] = max(now[engine], state[b, ENDED_AT]) + t.blocks[b, OUT_NS]
+        start = copied(s, IN if t.limits[SHARED] else OUT, state[b, ENDED_AT], t.blocks[b, OUT_NS])
+        record(s, COPY_OUT, b, at, state[b, ENDED], 0, start)
         now[COPIES] += 1
-        state[b, LEFT_AT], state[b, LEFT] = now[engine], -now[COPIES]
+        state[b, LEFT_AT], state[b, LEFT] = start + t.blocks[b, OUT_NS], -now[COPIES]
         state[b, ON_HOST] = 1
     state[b, HELD] = s.slots[slot, HOLDS] = -1
     s.slots[slot, FREE_AT], s.slots[slot, FREED] = state[b, LEFT_AT], state[b, LEFT]
@@ -318,10 +361,9 @@ def settle(t: SlotTables, s: SlotScratch, b: int, at: int, latest: int) -> int:
 def fetch(t: SlotTables, s: SlotScratch, b: int, at: int) -> int:
     """Copy a block back to the device; returns when it arrives."""
     slot = settle(t, s, b, at, -1)
-    record(s, COPY_IN, b, at, s.slots[slot, FREED], s.state[b, LEFT])
-    ready = max(s.slots[slot, FREE_AT], s.state[b, LEFT_AT])
-    s.now[IN] = max(s.now[IN], ready) + t.blocks[b, IN_NS]
-    return int(s.now[IN])
+    start = copied(s, IN, max(s.slots[slot, FREE_AT], s.state[b, LEFT_AT]), t.blocks[b, IN_NS])
+    record(s, COPY_IN, b, at, s.slots[slot, FREED], s.state[b, LEFT], start)
+    return int(start + t.blocks[b, IN_NS])
 
 
 def run_kernel(t: SlotTables, s: SlotScratch, k: int, at: int) -> None:
@@ -339,7 +381,7 @@ def run_kernel(t: SlotTables, s: SlotScratch, k: int, at: int) -> None:
         b = uses[use, BLOCK]
         if not state[b, EXISTS] and blocks[b, SIZE] >= 0:
             slot = settle(t, s, b, at, start)
-            record(s, BIRTH, b, at, slots[slot, FREED], 0)
+            record(s, BIRTH, b, at, slots[slot, FREED], 0, 0)
             start = max(start, slots[slot, FREE_AT])
         state[b, EXISTS] = 1
     s.now[NOW] = start + t.kernels[k, DURATION]
@@ -367,7 +409,7 @@ def go_home(t: SlotTables, s: SlotScratch) -> int:
     for b in range(blocks.shape[0]):
         if blocks[b, STAYS] and state[b, HOME] and state[b, HELD] < 0 and blocks[b, SIZE] >= 0:
             fetch(t, s, b, count)
-    return int(max(s.now[NOW], max(s.now[OUT], s.now[IN])))
+    return int(max(s.now[NOW], s.now[COPIED]))
 
 
 def run_all(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> int:

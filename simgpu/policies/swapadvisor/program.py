@@ -9,7 +9,20 @@ from dataclasses import dataclass, field
 from simgpu.graph.reordered import Reordered
 from simgpu.graph.taskgraph import BEFORE
 from simgpu.planning.slot_planner import Planned, SlotPlanner
-from simgpu.planning.slots import BIRTH, COPY_IN, COPY_OUT, DROP
+from simgpu.planning.slots import (
+    AFTER,
+    AFTER_LEFT,
+    BEGUN_AT,
+    BIRTH,
+    COPY_IN,
+    COPY_OUT,
+    DROP,
+    IN_NS,
+    KIND,
+    OF,
+    OUT_NS,
+    POSITION,
+)
 from simgpu.program.code import CodeWriter
 from simgpu.program.instructions import COMPUTE, D2H, DEVICE, H2D, HOST, InitialContents, Program, Segment
 from simgpu.timeline.streams import StreamId
@@ -37,9 +50,10 @@ def program_of(planner: SlotPlanner, order: Sequence[int], planned: Planned) -> 
 class _Writer:
     """Kernels are written by their position in the order, which is their number in the program.
 
-    An event of a stream is known by its number there: the n-th copy, or the kernels that have ended. events: its number
-    in the program; awaited: by waiting and other stream, the last one that it waited for; here: the blocks on the
-    device at the end of the iteration; on_host: those whose values are on the host.
+    An event of a stream is known by its number there: the copy's place in the stream, or the kernels that have ended.
+    events: its number in the program; awaited: by waiting and other stream, the last one that it waited for; places: of
+    the copies out, in the order in which they were decided; here: the blocks on the device at the end of the iteration;
+    on_host: those whose values are on the host.
     """
 
     planner: SlotPlanner
@@ -48,6 +62,7 @@ class _Writer:
     code: defaultdict[StreamId, CodeWriter] = field(default_factory=lambda: defaultdict(CodeWriter))
     events: dict[tuple[StreamId, int], int] = field(default_factory=dict)
     awaited: dict[tuple[StreamId, StreamId], int] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
     here: set[int] = field(default_factory=set)
     on_host: set[int] = field(default_factory=set)
 
@@ -63,50 +78,60 @@ class _Writer:
         drops: defaultdict[int, list[int]] = defaultdict(list)
         waits: defaultdict[int, list[tuple[StreamId, int]]] = defaultdict(list)
         left: defaultdict[int, list[int]] = defaultdict(list)
-        outs = ins = 0
+        outs, ins = self._begun(COPY_OUT, OUT_NS), self._begun(COPY_IN, IN_NS)
+        place_of = {row: place for place, row in enumerate(outs)}
+        self.places = {number: place_of[row] for number, row in enumerate(sorted(outs))}
+        for place, row in enumerate(outs):
+            self._copy_out(records[row][OF], records[row][AFTER], place)
+        for place, row in enumerate(ins):
+            self._copy_in(records[row][OF], records[row][AFTER], records[row][AFTER_LEFT], place)
+            waits[records[row][POSITION]].append((H2D, place))
         self.here.update(self.resident)
-        for kind, b, at, after, after_left in records:
+        for kind, b, at, after, *_ in records:
             if kind in (COPY_IN, BIRTH):
                 self.here.add(b)
             else:
                 self.here.discard(b)
             if kind == COPY_OUT:
-                self._copy_out(b, after, outs)
                 left[at].append(b)
-                outs += 1
             elif kind == DROP:
                 drops[after].append(b)
-            elif kind == COPY_IN:
-                self._copy_in(b, after, after_left, ins)
-                waits[at].append((H2D, ins))
-                ins += 1
             elif kind == BIRTH and after < 0:
-                waits[at].append((D2H, -1 - after))
+                waits[at].append((D2H, self.places[-1 - after]))
         if outs:
-            waits[len(self.order)].append((D2H, outs - 1))
+            waits[len(self.order)].append((D2H, len(outs) - 1))
         self._kernels(drops, waits, left)
 
-    def _copy_out(self, b: int, after: int, number: int) -> None:
-        """The n-th copy out, after so many kernels."""
+    def _begun(self, kind: int, column: int) -> list[int]:
+        """The records of copies of a kind in the order in which they begin; of those at once, the shortest first.
+
+        column: of their times.
+        """
+        rows, times = self.planned.records.tolist(), self.planner.tables.blocks[:, column].tolist()
+        those = [number for number, row in enumerate(rows) if row[KIND] == kind]
+        return sorted(those, key=lambda number: (rows[number][BEGUN_AT], times[rows[number][OF]], number))
+
+    def _copy_out(self, b: int, after: int, place: int) -> None:
+        """A copy out, after so many kernels."""
         self._wait(D2H, COMPUTE, after)
         code = self.code[D2H]
         code.acquire((b,), HOST)
         code.copy(b, DEVICE, HOST)
         code.release((b,))
-        self._signal(D2H, number)
+        self._signal(D2H, place)
 
-    def _copy_in(self, b: int, after: int, after_left: int, number: int) -> None:
-        """The n-th copy in, after two events as `simgpu.planning.slots` numbers them."""
+    def _copy_in(self, b: int, after: int, after_left: int, place: int) -> None:
+        """A copy in, after two events as `simgpu.planning.slots` numbers them."""
         # The begin comes before every other event.
         for event in sorted({after, after_left} - {0} or {0}):
             if event < 0:
-                self._wait(H2D, D2H, -1 - event)
+                self._wait(H2D, D2H, self.places[-1 - event])
             else:
                 self._wait(H2D, COMPUTE, event)
         code = self.code[H2D]
         code.acquire((b,))
         code.copy(b, HOST, DEVICE)
-        self._signal(H2D, number)
+        self._signal(H2D, place)
 
     def _kernels(
         self,
