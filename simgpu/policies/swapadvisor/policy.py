@@ -134,8 +134,9 @@ class SwapAdvisor(Policy):
         assert planned is not None, "the first members include one whose slots fit"
         program = program_of(planner, member.order.tolist(), planned)
         moved = int((member.order != np.arange(len(member.order))).sum())
+        other = f"{moved} of {len(member.order)} kernels run at another position than recorded"
         notes = (
-            f"{moved} of {len(member.order)} kernels run at another position than recorded",
+            other if moved else "the kernels run in the recorded order",
             f"{len(planned.slots)} size classes with {sum(count for _, count in planned.slots)} slots of "
             f"{format_bytes(sum(size * count for size, count in planned.slots))}",
             f"best of {result.evaluations} members, reached in generation {result.generation}; planned step time "
