@@ -15,7 +15,18 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.planning.listing import BY_PRIORITY, FRUGAL, NEWEST
 from simgpu.planning.slot_planner import Planned, SlotPlanner
-from simgpu.planning.slots import BIRTH, COPY_IN, COPY_OUT, DROP, LACKING, MOST_WEIGHT, Members
+from simgpu.planning.slots import (
+    AFTER,
+    BEGUN_AT,
+    BIRTH,
+    COPY_IN,
+    COPY_OUT,
+    DROP,
+    KIND,
+    LACKING,
+    MOST_WEIGHT,
+    Members,
+)
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.swapadvisor.program import program_of
 from simgpu.program.instructions import Program
@@ -132,11 +143,15 @@ def test_slots_limit_each_class_and_what_is_needed_last_leaves(trace: Trace, sha
     assert not records
 
 
-def planned_of(tasks: TaskGraph, budget: int) -> Planned | None:
-    """The plan of the recorded order with a class for each size, at a byte per nanosecond."""
+def planned_of(tasks: TaskGraph, budget: int) -> Planned:
+    """The plan of the recorded order with a class for each size, at a byte per nanosecond; its program takes as long."""
     planner = SlotPlanner(tasks, node(), budget)
-    sizes = len(planner.sizes)
-    return planner.planned(tuple(range(len(tasks.kernels))), (1,) * sizes, (1,) * sizes)
+    sizes, order = len(planner.sizes), tuple(range(len(tasks.kernels)))
+    planned = planner.planned(order, (1,) * sizes, (1,) * sizes)
+    assert planned is not None
+    result = simulate(tasks.trace, node(), Fixed(program_of(planner, order, planned)), budget=budget)
+    assert result.iteration_ns == planned.time_ns
+    return planned
 
 
 def decisions(tasks: TaskGraph, planned: Planned) -> list[tuple[int, str]]:
@@ -157,7 +172,6 @@ def test_a_block_leaves_right_after_its_last_use_and_returns_to_the_first_free_s
         [block(name, 100) for name in "abc"],
     )
     planned = planned_of(tasks, 299)
-    assert planned is not None
     assert (planned.time_ns, planned.slots) == (400, ((100, 2),))
     assert decisions(tasks, planned) == [(BIRTH, "a"), (BIRTH, "b"), (COPY_OUT, "a"), (BIRTH, "c"), (COPY_IN, "a")]
 
@@ -167,10 +181,60 @@ def test_weights_that_exceed_the_memory_begin_on_the_host() -> None:
     takes its slot at once, until 400."""
     tasks = graph([kernel("A", 50, "w"), kernel("B", 50, "v")], [held("w", 100), held("v", 100)])
     planned = planned_of(tasks, 199)
-    assert planned is not None
     assert planned.away == (tasks.block("v"),)
     assert planned.time_ns == 400
     assert decisions(tasks, planned) == [(COPY_OUT, "w"), (COPY_IN, "v"), (DROP, "v"), (COPY_IN, "w")]
+
+
+def test_a_copy_takes_the_first_gap_of_its_engine() -> None:
+    """One slot of 100 bytes, one of 40. a leaves until 150, then s until 190. D ends at 250, and s may come back; E ends
+    at 300, and a may. The copy of a is decided first, but that of s fits before it, from 250 to 290. F ends at 450."""
+    tasks = graph(
+        [
+            kernel("A", 50, "", "a"),
+            kernel("B", 50, "", "s"),
+            kernel("C", 50, "", "b"),
+            kernel("D", 50, "", "t"),
+            kernel("E", 50, "b"),
+            kernel("F", 50, "a s"),
+        ],
+        [block("a", 100), block("s", 40), block("b", 100), block("t", 40)],
+    )
+    planned = planned_of(tasks, 179)
+    assert planned.slots == ((100, 1), (40, 1))
+    assert planned.time_ns == 450
+    copied = [row[BEGUN_AT] for row in planned.records.tolist() if row[KIND] == COPY_IN]
+    assert copied == [300, 250]
+
+
+def test_a_block_takes_the_slot_that_became_free_last_if_one_is_free_in_time() -> None:
+    """Three slots. m leaves until 150, P ends at 200. p dies then, q at 250, r at 300. n takes the slot of r at once, and
+    m that of p, from 200 to 300, so G does not wait."""
+    tasks = graph(
+        [
+            kernel("M", 50, "", "m"),
+            kernel("P", 50, "", "p q r"),
+            kernel("Q", 50, "q"),
+            kernel("R", 50, "r"),
+            kernel("N", 50, "", "n"),
+            kernel("G", 50, "m n"),
+        ],
+        [block(name, 100) for name in "mpqrn"],
+    )
+    planned = planned_of(tasks, 399)
+    (back,) = [row for row in planned.records.tolist() if row[KIND] == COPY_IN]
+    assert planned.slots == ((100, 3),)
+    assert (back[AFTER], back[BEGUN_AT]) == (2, 200)
+    assert planned.time_ns == 400
+
+
+def test_an_iteration_ends_when_what_has_changed_is_back_on_the_host() -> None:
+    """The host provides r at the begin, so v begins on the host. It comes back from 50 to 150, and leaves from 200 on."""
+    tasks = graph([kernel("A", 50, "r"), kernel("B", 50, "v", "v")], [held("r", 100, release="A"), held("v", 100)])
+    planned = planned_of(tasks, 199)
+    assert planned.away == (tasks.block("v"),)
+    assert decisions(tasks, planned) == [(COPY_IN, "v"), (COPY_OUT, "v")]
+    assert planned.time_ns == 300
 
 
 def test_members_without_enough_slots_are_ranked_by_what_they_lack() -> None:

@@ -33,6 +33,7 @@ DONE = {
     "sub-batches": ("digits-cnn-cpu", "laptop-2gb", "vdnn+"),
     "addresses": ("digits-cnn-cpu", "laptop-2gb", "modnn"),
     "algorithms": ("vgg16-b128-v100", "v100", {"vdnn": {"algorithms": "smallest"}}),
+    "another order": ("vgg16-b128-v100", "2080ti", {"swapadvisor": {"population": 20, "generations": 5}}),
     "codecs on the GPU": ("photos-vgg-cpu", "v100", {"static": {"launch": "expert"}}),
     "codecs on the host": ("photos-vgg-cpu", "v100", {"vdnn++": {"threshold": 0.1}}),
 }
@@ -75,6 +76,7 @@ def test_the_example_runs_have_the_properties_they_are_chosen_for(tmp_path: Path
     assert {"copy_d2h", "copy_h2d", "WithUnpacked"} <= seen["copies beside"]
     assert "Split" in seen["sub-batches"]
     assert "WithAlgorithms" in seen["algorithms"]
+    assert {"copy_d2h", "copy_h2d", "Reordered"} <= seen["another order"]
     assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the GPU"]
     assert {"encode", "decode", "WithEncodings"} <= seen["codecs on the host"]
 
