@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import simgpu.machine.compiled
-from simgpu.compiling import compiled, is_cached
+from simgpu.compiling import compiled, compiled_together, is_cached
 from simgpu.errors import MissingExtraError
 
 
@@ -68,3 +69,23 @@ def test_a_function_is_compiled_again_where_the_kept_one_is_damaged(monkeypatch:
     monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
     monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", lambda cache, key, data: None)
     assert compiled(twice)(21) == 42
+
+
+def test_functions_of_several_modules_are_compiled_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`more` calls a function of another module by its name there. A changed file gives other names in the cache."""
+    names = []
+    for number, more in enumerate((5, 6)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "adding.py").write_text(f"def add(number):\n    return number + {more}\n", encoding="utf-8")
+        (folder / "calling.py").write_text("def more(number):\n    return 2 * add(number)\n", encoding="utf-8")
+        monkeypatch.syspath_prepend(folder)
+        for name in ("adding", "calling"):
+            sys.modules.pop(name, None)
+        adding, calling = (importlib.import_module(name) for name in ("adding", "calling"))
+        function = compiled_together("more", (adding, calling))
+        assert function(10) == 2 * (10 + more)
+        names.append(function.py_func.__qualname__)
+    assert names[0] != names[1]
+    with pytest.raises(NameError):
+        calling.more(10)

@@ -59,8 +59,8 @@ def chosen(t: ListTables, state: Ints, ready: Ints, count: int, rule: int, prior
     return best
 
 
-def list_order(t: ListTables, state: Ints, ready: Ints, rule: int, priorities: Ints, picks: Ints, order: Ints) -> None:
-    """Write an order of the kernels. picks[at]: -1, or a number that picks any ready kernel instead of the next."""
+def list_order(t: ListTables, state: Ints, ready: Ints, rule: int, priorities: Ints, order: Ints) -> None:
+    """Write an order of the kernels."""
     kernels = t.kernels
     count = 0
     for b in range(t.blocks.shape[0]):
@@ -71,7 +71,7 @@ def list_order(t: ListTables, state: Ints, ready: Ints, rule: int, priorities: I
             ready[count] = k
             count += 1
     for at in range(kernels.shape[0] - 1):
-        place = picks[at] % count if picks[at] >= 0 else chosen(t, state, ready, count, rule, priorities)
+        place = chosen(t, state, ready, count, rule, priorities)
         k = ready[place]
         order[at] = k
         count -= 1

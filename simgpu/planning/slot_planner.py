@@ -160,9 +160,9 @@ class SlotPlanner:
         self._plan(members, results)
         return results
 
-    def planned(self, order: tuple[int, ...], tops: tuple[int, ...], weights: tuple[int, ...]) -> Planned | None:
+    def planned(self, order: tuple[int, ...], tops: tuple[int, ...], shares: tuple[int, ...]) -> Planned | None:
         """The plan of one member, None where its slots need more than the budget."""
-        time = int(self.times(Members(*(_array([each]) for each in (order, tops, weights))))[0])
+        time = int(self.times(Members(*(_array([each]) for each in (order, tops, shares))))[0])
         if time >= LACKING:
             return None
         scratch = self._scratch
@@ -230,21 +230,16 @@ class SlotPlanner:
         blocks = list(zip(passing, users, strict=True))
         return ListTables(_rows(kernels, 3), _array(lists), _array(used), _rows(blocks, 2))
 
-    def listed(self, rule: int, priorities: Ints, picks: Ints | None = None) -> Ints:
-        """An order by list scheduling (`simgpu.planning.listing`). priorities: of the kernels, lowest first.
-
-        picks: by position, a number that picks any ready kernel instead, or -1; by default, none does.
-        """
+    def listed(self, rule: int, priorities: Ints) -> Ints:
+        """An order by list scheduling (`simgpu.planning.listing`). priorities: of the kernels, lowest first."""
         count = len(self.graph.kernels)
-        picks = np.full(count, -1) if picks is None else picks
         order, ready = np.zeros(count, np.int64), np.zeros(count, np.int64)
         state = np.zeros((max(count, len(self.graph.sizes)), 2), np.int64)
         if self._is_compiled:
-            compiled_list_order()(self._list_tables, state, ready, rule, priorities, picks, order)
+            compiled_list_order()(self._list_tables, state, ready, rule, priorities, order)
         else:
-            views = map(_view, (state, ready, priorities, picks, order))
-            by, first, given, picked, out = views
-            listing.list_order(ListTables(*map(_view, self._list_tables)), by, first, rule, given, picked, out)
+            of_all, first, given, out = map(_view, (state, ready, priorities, order))
+            listing.list_order(ListTables(*map(_view, self._list_tables)), of_all, first, rule, given, out)
         return order
 
 

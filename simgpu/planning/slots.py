@@ -5,7 +5,7 @@ All functions work on arrays only, so that numba can compile them; they also run
 
 Device memory is divided into slots. A slot belongs to a size class and holds one block of it at a time. A member of the
 search is an order of the kernels and an allocation: which sizes are the size of a class (`tops`; a block takes a slot
-of the smallest class that it fits), and a weight of each class for the memory that remains when each class has
+of the smallest class that it fits), and a share of each class in the memory that remains when each class has
 the slots it cannot do without.
 
 Kernels run in order. A kernel waits for a slot for each block that it is the first to use, and for a copy of each block
@@ -55,8 +55,8 @@ KIND, OF, POSITION, AFTER, AFTER_LEFT, BEGUN_AT = range(6)
 
 #: Added to the shortage of a member whose slots need more than the budget; larger than any step time.
 LACKING = 2**62
-#: Weights of classes are from 1 to this; memory is shared out in so many steps.
-MOST_WEIGHT, STEPS = 16, 4096
+#: Shares of classes are from 1 to this; memory is shared out in so many steps.
+MOST_SHARE, STEPS = 16, 4096
 
 
 class SlotTables(NamedTuple):
@@ -85,11 +85,11 @@ class SlotScratch(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Members of the search, one a row. orders: (members, kernels); tops, weights: (members, sizes)."""
+    """Members of the search, one a row. orders: (members, kernels); tops, shares: (members, sizes)."""
 
     orders: Ints
     tops: Ints
-    weights: Ints
+    shares: Ints
 
 
 def look_ahead(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> None:
@@ -163,34 +163,34 @@ def measure_demand(t: SlotTables, s: SlotScratch, orders: Ints, member: int) -> 
                 classes[classes[i, CLASS], LIVE] -= 1
 
 
-def shared_out(sizes: Ints, classes: Ints, weights: Ints, member: int, step: int) -> int:
-    """Give each class what it needs and, by its weight, so many steps of what it lacks; returns the bytes of slots."""
+def shared_out(sizes: Ints, classes: Ints, shares: Ints, member: int, step: int) -> int:
+    """Give each class what it needs and, by its share, so many steps of what it lacks; returns the bytes of slots."""
     total = 0
     for c in range(classes.shape[0]):
         if classes[c, CLASS] == c:
             lacks = classes[c, DEMAND] - classes[c, NEED]
-            extra = min(lacks * weights[member, c] * step // STEPS, lacks)
+            extra = min(lacks * shares[member, c] * step // STEPS, lacks)
             classes[c, SLOTS] = classes[c, NEED] + extra
             total += classes[c, SLOTS] * sizes[c]
     return total
 
 
-def allot(sizes: Ints, classes: Ints, budget: int, weights: Ints, member: int) -> int:
+def allot(sizes: Ints, classes: Ints, budget: int, shares: Ints, member: int) -> int:
     """Note the slots of each class; returns the bytes that lack, 0 if the slots fit.
 
     What the steps leave goes to classes of large blocks first.
     """
-    lacking = shared_out(sizes, classes, weights, member, 0) - budget
+    lacking = shared_out(sizes, classes, shares, member, 0) - budget
     if lacking > 0:
         return lacking
     low, high = 0, STEPS
     while low < high:
         middle = (low + high + 1) // 2
-        if shared_out(sizes, classes, weights, member, middle) <= budget:
+        if shared_out(sizes, classes, shares, member, middle) <= budget:
             low = middle
         else:
             high = middle - 1
-    rest = budget - shared_out(sizes, classes, weights, member, low)
+    rest = budget - shared_out(sizes, classes, shares, member, low)
     first = 0
     for at in range(classes.shape[0]):
         c = classes.shape[0] - 1 - at
@@ -431,5 +431,5 @@ def plan_all(t: SlotTables, s: SlotScratch, m: Members, results: Ints) -> None:
         classify(s.classes, m.tops, member)
         measure_need(t, s)
         measure_demand(t, s, m.orders, member)
-        lacking = allot(t.sizes, s.classes, t.limits[BUDGET], m.weights, member)
+        lacking = allot(t.sizes, s.classes, t.limits[BUDGET], m.shares, member)
         results[member] = LACKING + lacking if lacking > 0 else run_all(t, s, m.orders, member)

@@ -24,7 +24,7 @@ from simgpu.planning.slots import (
     DROP,
     KIND,
     LACKING,
-    MOST_WEIGHT,
+    MOST_SHARE,
     Members,
 )
 from simgpu.policies.base import PlanContext, Policy
@@ -64,13 +64,13 @@ class Fixed(Policy):
 
 @st.composite
 def drawn_members(draw: st.DrawFn, planner: SlotPlanner) -> tuple[tuple[int, ...], ...]:
-    """An order that picks any ready kernel at each position, and any allocation."""
+    """Any order and any allocation."""
     count, sizes = len(planner.graph.kernels), len(planner.sizes)
-    picks = draw(st.lists(st.integers(-1, count), min_size=count, max_size=count))
-    order = planner.listed(BY_PRIORITY, np.arange(count), np.array(picks, dtype=np.int64))
+    priorities = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    order = planner.listed(BY_PRIORITY, np.array(priorities, dtype=np.int64))
     tops = draw(st.lists(st.integers(0, 1), min_size=sizes, max_size=sizes))
-    weights = draw(st.lists(st.integers(1, MOST_WEIGHT), min_size=sizes, max_size=sizes))
-    return tuple(order.tolist()), tuple(tops), tuple(weights)
+    shares = draw(st.lists(st.integers(1, MOST_SHARE), min_size=sizes, max_size=sizes))
+    return tuple(order.tolist()), tuple(tops), tuple(shares)
 
 
 @some
@@ -105,8 +105,8 @@ def test_slots_limit_each_class_and_what_is_needed_last_leaves(trace: Trace, sha
     machine = node_of()
     tasks = task_graph(trace, machine)
     planner = SlotPlanner(tasks, machine, max(int(sum(tasks.sizes) * share), 1))
-    order, tops, weights = data.draw(drawn_members(planner))
-    planned = planner.planned(order, tops, weights)
+    order, tops, shares = data.draw(drawn_members(planner))
+    planned = planner.planned(order, tops, shares)
     assume(planned is not None)
     assert planned is not None
     slots = dict(planned.slots)
@@ -144,7 +144,7 @@ def test_slots_limit_each_class_and_what_is_needed_last_leaves(trace: Trace, sha
 
 
 def planned_of(tasks: TaskGraph, budget: int) -> Planned:
-    """The plan of the recorded order with a class for each size, at a byte per nanosecond; its program takes as long."""
+    """The plan of the recorded order with a class for each size, at a byte per nanosecond, run on the machine."""
     planner = SlotPlanner(tasks, node(), budget)
     sizes, order = len(planner.sizes), tuple(range(len(tasks.kernels)))
     planned = planner.planned(order, (1,) * sizes, (1,) * sizes)
@@ -187,8 +187,9 @@ def test_weights_that_exceed_the_memory_begin_on_the_host() -> None:
 
 
 def test_a_copy_takes_the_first_gap_of_its_engine() -> None:
-    """One slot of 100 bytes, one of 40. a leaves until 150, then s until 190. D ends at 250, and s may come back; E ends
-    at 300, and a may. The copy of a is decided first, but that of s fits before it, from 250 to 290. F ends at 450."""
+    """One slot of 100 bytes, one of 40. a leaves until 150, then s until 190. D ends at 250, and s may come back; E
+    ends at 300, and a may. The copy of a is decided first, but that of s fits before it, from 250 to 290. F ends at
+    450."""
     tasks = graph(
         [
             kernel("A", 50, "", "a"),
@@ -208,8 +209,8 @@ def test_a_copy_takes_the_first_gap_of_its_engine() -> None:
 
 
 def test_a_block_takes_the_slot_that_became_free_last_if_one_is_free_in_time() -> None:
-    """Three slots. m leaves until 150, P ends at 200. p dies then, q at 250, r at 300. n takes the slot of r at once, and
-    m that of p, from 200 to 300, so G does not wait."""
+    """Three slots. m leaves until 150, P ends at 200. p dies then, q at 250, r at 300. n takes the slot of r at once,
+    and m that of p, from 200 to 300, so G does not wait."""
     tasks = graph(
         [
             kernel("M", 50, "", "m"),
@@ -229,7 +230,7 @@ def test_a_block_takes_the_slot_that_became_free_last_if_one_is_free_in_time() -
 
 
 def test_an_iteration_ends_when_what_has_changed_is_back_on_the_host() -> None:
-    """The host provides r at the begin, so v begins on the host. It comes back from 50 to 150, and leaves from 200 on."""
+    """The host provides r at the begin, so v begins on the host. It comes back from 50 to 150, and leaves at 200."""
     tasks = graph([kernel("A", 50, "r"), kernel("B", 50, "v", "v")], [held("r", 100, release="A"), held("v", 100)])
     planned = planned_of(tasks, 199)
     assert planned.away == (tasks.block("v"),)
@@ -253,9 +254,9 @@ def test_compiled_functions_plan_as_plain_python_does() -> None:
     plain, compiled = (SlotPlanner(tasks, machine, 25 * 2**20, work) for work in (0, 10**9))
     recorded = np.arange(len(tasks.kernels))
     for rule in (BY_PRIORITY, FRUGAL, NEWEST):
-        picks = np.where(recorded % 7 == 3, recorded, -1)
-        order = plain.listed(rule, recorded, picks)
-        assert order.tolist() == compiled.listed(rule, recorded, picks).tolist()
+        priorities = recorded * 7 % 11
+        order = plain.listed(rule, priorities)
+        assert order.tolist() == compiled.listed(rule, priorities).tolist()
         member = tuple(order.tolist()), (1,) * len(plain.sizes), (3,) * len(plain.sizes)
         one, two = plain.planned(*member), compiled.planned(*member)
         assert one is not None and two is not None

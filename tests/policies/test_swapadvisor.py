@@ -95,7 +95,7 @@ def test_children_run_every_kernel_once_and_within_the_dependencies(trace: Trace
     child = crossed(one, two, rng)
     for member in (child, Mutation(planner, orders=True)(child, rng)):
         Reordered(tuple(member.order.tolist())).apply(context.graph)
-        assert len(member.tops) == len(member.weights) == len(planner.sizes)
+        assert len(member.tops) == len(member.shares) == len(planner.sizes)
     kept = Mutation(planner, orders=False)(child, rng)
     assert kept.order is child.order
 

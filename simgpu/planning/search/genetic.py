@@ -39,8 +39,9 @@ class Genetic(Generic[Member]):
     """Minimises a cost over members that cross and mutate.
 
     In each generation, `population` children are made: two parents, drawn at random, cross, and the child mutates. Of
-    parents and children together, the best and others drawn by a Boltzmann distribution of their costs survive.
-    The best member always survives, so the result is never worse than any of the first members.
+    parents and children together, the best and others drawn by a Boltzmann distribution of their costs survive. Of
+    members with equal costs only the first counts, unless there are too few others: copies of one member would soon be
+    all there is. The best member always survives, so the result is never worse than any of the first members.
 
     cross: a child of two members. mutate: a changed member; both draw from the generator only. generations: how many
     are scored at most. patience: stop after so many generations without a better member.
@@ -74,17 +75,20 @@ class Genetic(Generic[Member]):
         score: Callable[[Sequence[Member]], Costs],
         rng: np.random.Generator,
         progress: Callable[[int], None] | None = None,
+        least: int = 0,
     ) -> GeneticResult[Member]:
         """Search. The same members, score and generator give the same result.
 
         first: the first members, at least one. score: the cost of each member. progress: called with the number of each
-        generation, from 1 on.
+        generation, from 1 on. least: a cost that no member is below; the search ends where one has it.
         """
         members, costs = list(first), score(first)
         best_at = 0
         best, cost = members[int(costs.argmin())], int(costs.min())
         evaluations, first_cost = len(members), cost
         for generation in range(1, self.generations + 1):
+            if generation - best_at > self.patience or cost == least:
+                break
             if progress is not None:
                 progress(generation)
             children = [self._child(members, rng) for _ in range(self.population)]
@@ -92,8 +96,6 @@ class Genetic(Generic[Member]):
             evaluations += len(children)
             if costs.min() < cost:
                 best, cost, best_at = members[int(costs.argmin())], int(costs.min()), generation
-            if generation - best_at >= self.patience:
-                break
             survivors = self._survivors(costs, rng)
             members, costs = [members[row] for row in survivors], costs[survivors]
         return GeneticResult(best, cost, first_cost, evaluations, best_at)
@@ -104,10 +106,12 @@ class Genetic(Generic[Member]):
 
     def _survivors(self, costs: Costs, rng: np.random.Generator) -> list[int]:
         """The rows of the members that survive, the best first."""
-        ranked = np.argsort(costs, kind="stable")
-        if len(ranked) <= self.population:
-            return [int(row) for row in ranked]
-        elite, others = np.split(ranked, [max(self.population // _ELITE, 1)])
+        _, first = np.unique(costs, return_index=True)
+        if len(first) <= self.population:
+            again = np.setdiff1d(np.arange(len(costs)), first)
+            again = again[np.argsort(costs[again], kind="stable")]
+            return [int(row) for row in (*first, *again)][: self.population]
+        elite, others = np.split(first, [max(self.population // _ELITE, 1)])
         excess = (costs[others] - costs.min()) / max(int(costs.min()), 1)
         # The largest of these keys are a sample without replacement by these odds.
         keys = rng.gumbel(size=len(others)) - excess / _TEMPERATURE

@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 
 from simgpu.planning.listing import BY_PRIORITY, FRUGAL, NEWEST
 from simgpu.planning.slot_planner import SlotPlanner
-from simgpu.planning.slots import MOST_WEIGHT, SIZE, STARTS, STAYS
+from simgpu.planning.slots import MOST_SHARE, SIZE, STARTS, STAYS
 from simgpu.planning.slots import Members as Rows
 from simgpu.planning.tables import Ints
 
 #: Numbers of blocks, shape (sizes, moments).
 Counts = NDArray[np.int64]
 
-#: How often a child's order, its classes and its weights change.
+#: How often a child's order, its classes and its shares change.
 _MUTATES = 0.5
-#: The share of positions at which a changed order takes any ready kernel instead of its own next one.
-_PICKS = 0.02
+#: The most kernels that a changed order moves.
+_MOST_MOVED = 3
 
 
 class Member(NamedTuple):
-    """An order of the kernels, and an allocation: by size, whether it is that of a class, and the class's weight."""
+    """An order of the kernels, and an allocation: by size, whether it is that of a class, and the class's share."""
 
     order: Ints
     tops: Ints
-    weights: Ints
+    shares: Ints
 
 
 def rows_of(members: Sequence[Member]) -> Rows:
@@ -76,8 +76,8 @@ def first_members(planner: SlotPlanner, count: int, *, orders: bool, rng: np.ran
 
     Orders: the recorded one, the one that follows each branch to its end, the one in which memory grows least with each
     kernel, and random ones; without `orders` only the recorded one. Classes: those that need the fewest bytes, those
-    that need the fewest if no block leaves, a class for each size, and for each power of two. Weights: equal ones, and
-    those that favour small blocks.
+    that need the fewest if no block leaves, a class for each size, and for each power of two. Shares: equal ones, those
+    that favour small blocks, and random ones.
     """
     recorded = recorded_order(planner)
     given = [recorded]
@@ -87,7 +87,8 @@ def first_members(planner: SlotPlanner, count: int, *, orders: bool, rng: np.ran
     while len(members) < count:
         one = members[int(rng.integers(len(members)))]
         order = planner.listed(BY_PRIORITY, rng.permutation(len(recorded))) if orders else recorded
-        members.append(Member(order, one.tops, one.weights))
+        shares = rng.integers(1, MOST_SHARE + 1, size=len(one.shares))
+        members.append(Member(order, one.tops, shares))
     return members
 
 
@@ -104,9 +105,9 @@ def _allocations(planner: SlotPlanner, order: Ints) -> list[tuple[Ints, Ints]]:
         )
     }
     rank = np.arange(len(sizes))
-    equal = np.full(len(sizes), MOST_WEIGHT // 2)
-    small_first = np.maximum(MOST_WEIGHT * (len(sizes) - rank) // max(len(sizes), 1), 1)
-    return [(np.array(tops, dtype=np.int64), weights) for tops in classes for weights in (equal, small_first)]
+    equal = np.full(len(sizes), MOST_SHARE // 2)
+    small_first = np.maximum(MOST_SHARE * (len(sizes) - rank) // max(len(sizes), 1), 1)
+    return [(np.array(tops, dtype=np.int64), shares) for tops in classes for shares in (equal, small_first)]
 
 
 def _at_ends(planner: SlotPlanner, among: Ints) -> Counts:
@@ -182,12 +183,12 @@ def crossed(one: Member, two: Member, rng: np.random.Generator) -> Member:
     missing = np.ones(len(one.order), dtype=bool)
     missing[one.order[:cut]] = False
     order = np.concatenate([one.order[:cut], two.order[missing[two.order]]])
-    tops, weights = (
+    tops, shares = (
         np.concatenate([part[:at], other[at:]])
-        for part, other in ((one.tops, two.tops), (one.weights, two.weights))
+        for part, other in ((one.tops, two.tops), (one.shares, two.shares))
         for at in [int(rng.integers(len(part) + 1))]
     )
-    return Member(order, tops, weights)
+    return Member(order, tops, shares)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,23 +200,23 @@ class Mutation:
 
     def __call__(self, member: Member, rng: np.random.Generator) -> Member:
         """A changed member, which may be the same."""
-        order, tops, weights = member
+        order, tops, shares = member
         if self.orders and rng.random() < _MUTATES:
             order = self._other_order(order, rng)
         if len(tops) and rng.random() < _MUTATES:
             tops = tops.copy()
             tops[int(rng.integers(len(tops)))] ^= 1
         if len(tops) and rng.random() < _MUTATES:
-            weights = weights.copy()
-            weights[int(rng.integers(len(weights)))] = int(rng.integers(1, MOST_WEIGHT + 1))
-        return Member(order, tops, weights)
+            shares = shares.copy()
+            shares[int(rng.integers(len(shares)))] = int(rng.integers(1, MOST_SHARE + 1))
+        return Member(order, tops, shares)
 
     def _other_order(self, order: Ints, rng: np.random.Generator) -> Ints:
-        """The order, but at some positions any ready kernel runs next."""
+        """The order with one to three kernels moved next to others, as far as the dependencies let them."""
         count = len(order)
         priorities = np.empty(count, np.int64)
-        priorities[order] = np.arange(count)
-        picks = np.full(count, -1)
-        chosen = rng.random(count) < max(_PICKS, 1 / count)
-        picks[chosen] = rng.integers(count, size=int(chosen.sum()))
-        return self.planner.listed(BY_PRIORITY, priorities, picks)
+        priorities[order] = 2 * np.arange(count)
+        for _ in range(int(rng.integers(1, _MOST_MOVED + 1))):
+            kernel, place, side = (int(each) for each in rng.integers((count, count, 2)))
+            priorities[kernel] = 2 * place + 2 * side - 1
+        return self.planner.listed(BY_PRIORITY, priorities)

@@ -12,20 +12,21 @@ schedules (the first kernels of one parent, the rest in the order of the other);
 Where the text was silent or not at hand, this implementation decides:
 
 * A class holds neighbouring sizes, and its slots are as large as its largest block. Each class has the slots that any
-  order needs; weights, which are part of an allocation, share out the rest, up to what the class can use.
+  order needs; shares, which are part of an allocation, divide the rest, up to what the class can use.
 * What is persistent is on the device at the begin and again at the end, as under `lru`, but only as far as its class
   has slots, those first that are used first. The others are on the host then, so weights may exceed the memory.
 * A block is released after its last use. A copy on the host stays valid until a kernel changes the block.
 * Kernels that may draw random numbers keep their order, so that a reordered iteration gives the recorded one's results.
 * A fetch takes the slot that has been free for longest, a new block the one that became free last, if one is free in
   time. Of blocks that are needed equally late, the one whose last use ended first leaves.
-* A mutation lets any ready kernel run next at 2% of the positions, toggles one class, and draws one weight anew, each
-  with a chance of a half. The search ends after `patience` generations without a faster member.
+* A mutation moves one to three kernels next to others, as far as the dependencies let them, toggles one class, and
+  draws one share anew, each with a chance of a half. Of members that take equally long, one survives, as long as there
+  are others. The search ends after `patience` generations without a faster member, or where no kernel waits.
 * Slots are counted, not addressed: `pool: addressed` places blocks by its own rule. There, and where links are shared,
   trial runs choose between the best members of searches with all of the budget and with a little less.
 * Where the recorded order fits without swaps, nothing is searched.
 
-The paper's search takes up to 30 minutes; with the defaults, the shipped traces take seconds here: kernels are
+The paper's search takes up to 30 minutes. With the defaults, the shipped traces take up to 5 seconds here: kernels are
 fewer, each member is planned once in about a tenth of a millisecond, and generations are limited.
 """
 
@@ -74,8 +75,8 @@ class SwapAdvisor(Policy):
     source = "Huang et al., ASPLOS 2020"
 
     population: int = parameter(144, "members of a generation: orders with allocations")
-    generations: int = parameter(100, "generations at most")
-    patience: int = parameter(25, "stop after so many generations without a faster member")
+    generations: int = parameter(200, "generations at most")
+    patience: int = parameter(50, "stop after so many generations without a faster member")
     order: Literal["searched", "recorded"] = parameter("searched", "whether kernels may run in another order")
 
     def __post_init__(self) -> None:
@@ -176,6 +177,7 @@ class SwapAdvisor(Policy):
             lambda members: planner.times(rows_of(members)),
             context.rng,
             progress=lambda n: context.progress(f"searching {bar(n / total)} generation {n} of at most {total}"),
+            least=context.graph.ideal_ns(),
         )
 
 

@@ -61,6 +61,26 @@ def test_it_ends_after_generations_without_a_better_member() -> None:
     assert (result.best, result.generation, result.evaluations) == ((1, 0), 0, 2 + 3 * 12)
 
 
+def test_it_ends_at_a_cost_that_no_member_is_below() -> None:
+    result = Genetic(cross, mutate, population=12, generations=40, patience=40).minimise(
+        [(0, 0), (1, 0)], lambda members: np.array([5 - each[0] for each in members]), np.random.default_rng(1), least=4
+    )
+    assert (result.cost, result.evaluations) == (4, 2)
+
+
+def test_copies_of_the_best_member_do_not_crowd_out_others() -> None:
+    """Children are copies of a parent. Two members survive, and one of them is the one of another cost."""
+    scored: list[str] = []
+
+    def score(members: Sequence[str]) -> Costs:
+        scored.extend(members)
+        return np.array([{"a": 10, "b": 12}[member] for member in members])
+
+    search: Genetic[str] = Genetic(lambda one, two, rng: one, lambda one, rng: one, 2, generations=40, patience=40)
+    search.minimise(["a", "a", "a", "b"], score, np.random.default_rng(1))
+    assert scored[-20:].count("b") > 2
+
+
 def test_all_wrong_settings_are_reported() -> None:
     with pytest.raises(InputError) as caught:
         Genetic(cross, mutate, population=1, generations=-1, patience=0)
