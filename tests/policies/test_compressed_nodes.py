@@ -50,6 +50,7 @@ POLICIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("superneurons", {}),
     ("capuchin", {}),
     ("home", {"particles": 6, "iterations": 3}),
+    ("swapadvisor", {"population": 4, "generations": 1}),
 )
 #: With blocks of up to 150 entries.
 NETWORKS = trainings().map(grown)
