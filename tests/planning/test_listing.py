@@ -48,3 +48,19 @@ def test_of_equal_growth_the_lower_priority_is_next() -> None:
     planner = SlotPlanner(TASKS, node(), 1)
     order = planner.listed(FRUGAL, np.array([0, 5, 4, 6, 1, 1, 1, 1]))
     assert [TASKS.kernels[k].id for k in order.tolist()] == ["S", "E1", "R1", "E0", "R0", "E2", "R2", "J"]
+
+
+def test_growth_counts_new_blocks_and_those_used_last() -> None:
+    """Q adds 20 bytes, S 110; then A adds 50, and B 80 less the 100 of c, which only B uses after S."""
+    tasks = graph(
+        [
+            kernel("S", 10, "", "c d"),
+            kernel("A", 10, "d", "a"),
+            kernel("B", 10, "c", "b"),
+            kernel("Q", 10, "", "q"),
+            kernel("J", 10, "a b d q"),
+        ],
+        [block("c", 100), block("d", 10), block("a", 50), block("b", 80), block("q", 20)],
+    )
+    order = SlotPlanner(tasks, node(), 1).listed(FRUGAL, np.arange(5))
+    assert [tasks.kernels[k].id for k in order.tolist()] == ["Q", "S", "B", "A", "J"]
