@@ -75,12 +75,13 @@ class Genetic(Generic[Member]):
         score: Callable[[Sequence[Member]], Costs],
         rng: np.random.Generator,
         progress: Callable[[int], None] | None = None,
-        least: int = 0,
+        least: int | None = None,
     ) -> GeneticResult[Member]:
         """Search. The same members, score and generator give the same result.
 
         first: the first members, at least one. score: the cost of each member. progress: called with the number of each
-        generation, from 1 on. least: a cost that no member is below; the search ends where one has it.
+        generation, from 1 on. least: a cost that no member is below, if one is known; the search ends with a
+        member that has it.
         """
         members, costs = list(first), score(first)
         best_at = 0

@@ -38,10 +38,9 @@ from typing import Literal
 
 import numpy as np
 
-from simgpu.errors import OutOfMemoryError, Problem
+from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.planning.search.genetic import Genetic, GeneticResult
-from simgpu.planning.search.space import checked
 from simgpu.planning.slot_planner import SlotPlanner
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
 from simgpu.policies.common.placing import bar
@@ -80,14 +79,7 @@ class SwapAdvisor(Policy):
     order: Literal["searched", "recorded"] = parameter("searched", "whether kernels may run in another order")
 
     def __post_init__(self) -> None:
-        minima = {"population": 2, "generations": 0, "patience": 1}
-        checked(
-            [
-                Problem("", name, f"{getattr(self, name)} is less than {least}", "give a greater one")
-                for name, least in minima.items()
-                if getattr(self, name) < least
-            ]
-        )
+        Genetic(crossed, lambda member, rng: member, self.population, self.generations, self.patience)
 
     def plan(self, context: PlanContext) -> Program:
         """The program of the fastest member of the search.
