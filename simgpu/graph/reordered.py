@@ -31,7 +31,7 @@ def reordered(graph: TaskGraph, order: Sequence[int]) -> TaskGraph:
 
     order: a permutation of the kernels' positions. A kernel comes after those that it must follow (`must_follow`). A
     block that would be released before its last use is released after it; other recorded releases stay with their
-    kernel. Raises `ProgramError` for an order that is no permutation or breaks a dependency, and for a batch in rounds.
+    kernel. Saved tensors and calls of modules, which lie between kernels of the recorded order, are left out. Raises `ProgramError` for an order that is no permutation or breaks a dependency, and for a batch in rounds.
 
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.trace.model import Kernel, Phase
@@ -53,7 +53,7 @@ def reordered(graph: TaskGraph, order: Sequence[int]) -> TaskGraph:
         for k in order
     ]
     blocks = tuple(_released(graph, b, place) for b in range(len(graph.sizes)))
-    new = TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=blocks))
+    new = TaskGraph.of(replace(graph.trace, kernels=tuple(kernels), blocks=blocks, saved=(), modules=()))
     changed = replace(
         new,
         durations=tuple(graph.durations[k] for k in order),

@@ -21,7 +21,7 @@ from simgpu.program.placement import Placement
 from simgpu.program.text import from_json, to_json
 from simgpu.program.verify import verify
 from simgpu.trace.check import check_trace
-from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, Trace
+from simgpu.trace.model import RELEASED_AT_END, Block, Kernel, SavedTensor, Trace
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel
 from tests.semantics.random_traces import traces
 from tests.semantics.random_training import trainings
@@ -155,3 +155,9 @@ def test_derived_layers_stay_those_of_the_recorded_order() -> None:
     changed = Reordered((0, 2, 1, 3, 4, 5)).apply(BRANCHES)
     assert BRANCHES.layers.derived and recorded[1] != recorded[2]
     assert [changed.layers.name_of(at) for at in range(6)] == [recorded[k] for k in (0, 2, 1, 3, 4, 5)]
+
+
+def test_what_lies_between_kernels_of_the_recorded_order_is_left_out() -> None:
+    saved = SavedTensor("y", 8, packed_after="L", unpacked_before="J")
+    tasks = replace(BRANCHES, trace=replace(BRANCHES.trace, saved=(saved,)))
+    assert Reordered((0, 2, 1, 3, 4, 5)).apply(tasks).trace.saved == ()
