@@ -31,7 +31,8 @@ def reordered(graph: TaskGraph, order: Sequence[int]) -> TaskGraph:
 
     order: a permutation of the kernels' positions. A kernel comes after those that it must follow (`must_follow`). A
     block that would be released before its last use is released after it; other recorded releases stay with their
-    kernel. Saved tensors and calls of modules, which lie between kernels of the recorded order, are left out. Raises `ProgramError` for an order that is no permutation or breaks a dependency, and for a batch in rounds.
+    kernel. Saved tensors and calls of modules, which lie between kernels of the recorded order, are left out. Raises
+    `ProgramError` for an order that is no permutation or breaks a dependency, and for a batch in rounds.
 
     >>> from simgpu.trace.chain import chain
     >>> from simgpu.trace.model import Kernel, Phase
