@@ -73,6 +73,7 @@ class SwapAdvisor(Policy):
     name = "swapadvisor"
     summary = "order of operators, allocation in size classes and swaps, searched together by a genetic algorithm"
     source = "Huang et al., ASPLOS 2020"
+    libraries = ("numba",)
 
     population: int = parameter(144, "members of a generation: orders with allocations")
     generations: int = parameter(200, "generations at most")
