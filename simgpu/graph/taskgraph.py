@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Position that stands for "before the first kernel" where a kernel position is expected.
 BEFORE = -1
+#: Instead of a next use: there is none.
+NEVER = 1 << 62
 
 
 class Gap(NamedTuple):

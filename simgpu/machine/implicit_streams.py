@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Protocol
 
 from simgpu.graph.taskgraph import TaskGraph
@@ -19,33 +19,53 @@ from simgpu.timeline.streams import OWN_ENGINES, StreamId
 RESOURCES = (DEVICE, HOST, *OWN_ENGINES)
 
 
+def _implicit(streams: Sequence[StreamId]) -> dict[StreamId, dict[str, StreamId]]:
+    """For each compute stream of a program those for its copies out and in, with numbers that the program lacks."""
+    implicit: dict[StreamId, dict[str, StreamId]] = {}
+    used = set(streams)
+    for stream in sorted(streams):
+        if stream.role == "compute":
+            implicit[stream] = {}
+            for engine in OWN_ENGINES:
+                numbers = (stream._replace(role=engine, number=number) for number in count(stream.number))
+                free = implicit[stream][engine] = next(each for each in numbers if each not in used)
+                used.add(free)
+    return implicit
+
+
 def with_implicit_streams(streams: Sequence[StreamId]) -> tuple[StreamId, ...]:
     """A program's streams in instant order, with implicit ones for the copies out and in of each compute stream.
 
     >>> [str(stream) for stream in with_implicit_streams([StreamId(0, "compute"), StreamId(0, "compute", 1)])]
     ['compute', 'compute1', 'd2h', 'd2h1', 'h2d', 'h2d1']
+    >>> [str(stream) for stream in with_implicit_streams([StreamId(0, "compute"), StreamId(0, "h2d")])]
+    ['compute', 'd2h', 'h2d', 'h2d1']
     """
-    computing = [stream for stream in streams if stream.role == "compute"]
-    implicit = {stream._replace(role=role) for stream in computing for role in ("d2h", "h2d")}
+    implicit = {each for copies in _implicit(streams).values() for each in copies.values()}
     return tuple(sorted({*streams, *implicit}, key=lambda stream: stream.rank))
 
 
 class ImplicitStreams:
-    """Notes what happens on implicit streams. streams: all of the run, see `with_implicit_streams`."""
+    """Notes what happens on implicit streams. streams: the program's."""
 
     def __init__(self, streams: tuple[StreamId, ...], graph: TaskGraph) -> None:
-        self.streams = streams
         self.first_block = len(graph.kernels)
-        rank = {stream: place for place, stream in enumerate(streams)}
+        rank = {stream: place for place, stream in enumerate(with_implicit_streams(streams))}
         self.copies_of = {
-            rank[stream]: {engine: rank[stream._replace(role=engine)] for engine in OWN_ENGINES}
-            for stream in streams
-            if stream.role == "compute"
+            rank[stream]: {engine: rank[copying] for engine, copying in copies.items()}
+            for stream, copies in _implicit(streams).items()
         }
 
     def copies(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
         """Note copies of blocks for a kernel, one after the other, from begin to end."""
-        rank = self.copies_of[stream.rank][engine]
+        self._copies(stream, self.copies_of[stream.rank][engine], engine, parts, begin, end)
+
+    def prefetches(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
+        """Note copies for a prefetch, which shows what it fetches on its own stream."""
+        rank = stream.rank if engine == OWN_ENGINES[1] else self.copies_of[min(self.copies_of)][engine]
+        self._copies(stream, rank, engine, parts, begin, end)
+
+    def _copies(self, stream: Stream, rank: int, engine: str, parts: Parts, begin: int, end: int) -> None:
         resource = RESOURCES.index(engine)
         total = sum(size for _, size in parts)
         at = begin

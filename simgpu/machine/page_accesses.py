@@ -8,6 +8,7 @@ stays within the same pages, because thread blocks process neighbouring entries 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ import numpy as np
 from simgpu.compression.buddy.metadata_cache import Ints
 from simgpu.compression.buddy.streams import EntryAccesses, seed_of, stream_of
 from simgpu.compression.codecs.entries import ENTRY_BYTES
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import NEVER, TaskGraph
 from simgpu.memory.chunks import PageAccess, WholeAccess
 from simgpu.memory.paged import PagedPool
 from simgpu.trace.model import Access, AccessOrder
@@ -57,6 +58,41 @@ def _walk(access: Access, size: int) -> EntryAccesses:
     seed, entries = seed_of(access.kernel, access.block), -(-size // ENTRY_BYTES)
     order, sectors = access.order, access.sectors
     return EntryAccesses(0, entries, access.write, order, sectors, access.entries, access.stride, seed, access.first)
+
+
+class NextUses:
+    """How far ahead the next use of each block is. kernel: the one that runs, or the next to begin.
+
+    >>> from simgpu.trace.chain import chain
+    >>> uses = NextUses(TaskGraph.of(chain([5, 5], [7, 7], [100, 100])))  # F1 F2 B2 B1: x1 is used by F1 and B1
+    >>> uses.kernel = 1
+    >>> uses.ahead(0)
+    2
+    """
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.kernel = 0
+        self._graph = graph
+        self._asked = -1
+        self._known: dict[int, int] = {}
+
+    def ahead(self, b: int) -> int:
+        """In kernels, 0 for the one that runs; `NEVER` where the block is released before."""
+        if self._asked != self.kernel:
+            self._asked = self.kernel
+            self._known.clear()
+        if b not in self._known:
+            self._known[b] = self._ahead(b)
+        return self._known[b]
+
+    def _ahead(self, b: int) -> int:
+        uses = self._graph.uses[b]
+        index = bisect_left(uses, self.kernel)
+        if index < len(uses):
+            return uses[index] - self.kernel
+        if uses and self._graph.blocks[b].persistent:
+            return len(self._graph.kernels) + uses[0] - self.kernel
+        return NEVER
 
 
 def pages_of(walk: EntryAccesses, page: int) -> Ints:

@@ -5,25 +5,30 @@ with a batch of faults is not recorded, and the order matters only if another ke
 batch takes the fault latency, as often as its faults are served, and the host's time for pages that it has written;
 then the copies of evicted chunks, then those of fetched pages. Batches are served one after the other, first in, first
 out; memory is reallocated when a batch begins to be served.
+
+Where the program also migrates pages ahead of need (`simgpu.machine.paged_ahead`), a kernel waits for those of its
+pages that are on their way, and faults only on those that are not. Copies for faults come before others that wait for
+the link, and after a chunk that is passing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import simpy
 
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.containers import Container
 from simgpu.machine.implicit_streams import ImplicitStreams
 from simgpu.machine.instants import InstantOrder, InstantPhase
-from simgpu.machine.page_accesses import block_accesses, page_accesses
+from simgpu.machine.page_accesses import NextUses, block_accesses, page_accesses
 from simgpu.machine.simulator import Events, KernelStep, Step, Stream
-from simgpu.memory.chunks import Batch, BatchTooLargeError, Reclaim
-from simgpu.memory.paged import PagedPool
+from simgpu.memory.chunks import Batch, BatchTooLargeError, Chunk, Parts, Reclaim
+from simgpu.memory.paged_ahead import PrefetchingPool
 from simgpu.memory.pool import CountingPool
 from simgpu.memory.prefetching import Prefetcher
 from simgpu.memory.transfer import copy_ns
@@ -32,10 +37,55 @@ from simgpu.program.paging import GROUP, Paged
 from simgpu.timeline.streams import OWN_ENGINES
 
 
+class Link:
+    """The two directions of the GPU's link, for pages. rates: bytes per second of each, in the order of the engines.
+
+    free_at: when each direction is free, as far as it is known; one for both where they exclude each other.
+
+    >>> from simgpu.hardware.spec import GpuSpec, LinkSpec
+    >>> link = Link(NodeSpec("example", GpuSpec("gpu", 1000), LinkSpec("pcie", 10**9, 10**9)), None)
+    >>> link.book("d2h", 0, 100), link.book("d2h", 50, 100), link.book("h2d", 50, 100)
+    ((0, 100), (100, 200), (50, 150))
+    """
+
+    def __init__(self, node: NodeSpec, bandwidth: int | None) -> None:
+        rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
+        self.rates = dict(zip(OWN_ENGINES, rates if bandwidth is None else (min(r, bandwidth) for r in rates), strict=True))
+        self.latency_ns = node.link.latency_ns
+        out, back = OWN_ENGINES
+        exclusive = node.gpu.copy_engines == 1 or node.link.duplex is Duplex.HALF
+        self._direction = {out: out, back: out if exclusive else back}
+        self._free_at = dict.fromkeys(OWN_ENGINES, 0)
+
+    def free_at(self, engine: str) -> int:
+        """When this direction is free."""
+        return self._free_at[self._direction[engine]]
+
+    def book(self, engine: str, at: int, size: int, *, follows: bool = False) -> tuple[int, int]:
+        """Copy some bytes as soon as the direction is free, not before a time; begin and end. follows: whether it
+        belongs to a copy before, whose latency is the link's."""
+        begin = max(at, self.free_at(engine))
+        end = begin + copy_ns(size, self.rates[engine], 0 if follows else self.latency_ns)
+        self._free_at[self._direction[engine]] = end
+        return begin, end
+
+
+@dataclass(slots=True)
+class Migrated:
+    """What migrated in an iteration: batches of faults, pages that they fetched, and pages fetched and evicted ahead."""
+
+    batches: int = 0
+    faults: int = 0
+    prefetched: int = 0
+    evicted_ahead: int = 0
+
+
 class PageFaults:
     """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.Residency`.
 
-    server: serves one batch at a time. counts: batches and pages by iteration.
+    ahead: whether the program migrates pages ahead of need. server: serves one batch at a time. moving: chunks that are
+    on their way, to the device ahead of need or from it, and when they are there. running: kernels under way; changed:
+    succeeds when one begins or ends, None while nobody waits for it. migrated: by iteration.
     """
 
     def __init__(
@@ -47,12 +97,17 @@ class PageFaults:
         implicit: ImplicitStreams,
         capacity: int | None,
         reclaim: Reclaim,
+        *,
+        ahead: bool = False,
+        sees_future: bool = False,
     ) -> None:
         self.env = env
         self.graph = graph
         self.how = how
         self.implicit = implicit
-        self.pages = PagedPool(
+        self.ahead = ahead
+        self.next_uses = NextUses(graph)
+        self.pages = PrefetchingPool(
             graph.sizes,
             capacity,
             node.gpu.alignment,
@@ -63,20 +118,18 @@ class PageFaults:
             first_touch=how.first_touch,
             write_back_clean=how.write_back_clean,
             reclaim=reclaim,
+            uses=self.next_uses.ahead if sees_future else None,
         )
         self.memory = Container(DEVICE, self.pages)
         # What is only on the host: `note` sets its bytes.
         self.host = Container(HOST, CountingPool(None))
-        link_rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
-        self.rates = (
-            link_rates
-            if how.bandwidth is None
-            else (min(link_rates[0], how.bandwidth), min(link_rates[1], how.bandwidth))
-        )
-        self.latency_ns = node.link.latency_ns
+        self.link = Link(node, how.bandwidth)
         self.accesses = block_accesses(graph)
         self.server = simpy.Resource(env)
-        self.counts: dict[int, tuple[int, int]] = {}
+        self.moving: dict[Chunk, simpy.Event] = {}
+        self.running = 0
+        self.changed: simpy.Event | None = None
+        self.migrated: dict[int, Migrated] = {}
 
     def step(self, kernel: KernelStep) -> Step:
         """The step of a kernel."""
@@ -84,10 +137,20 @@ class PageFaults:
 
     def notes(self, iteration: int) -> tuple[str, ...]:
         """Notes on an iteration."""
-        batches, pages = self.counts.get(iteration, (0, 0))
-        if not batches:
+        if iteration not in self.migrated:
             return ()
-        return (f"{pages:,} pages in {batches:,} batches of page faults in the last iteration",)
+        each = self.migrated[iteration]
+        notes = []
+        if each.batches:
+            notes.append(f"{each.faults:,} pages in {each.batches:,} batches of page faults in the last iteration")
+        for pages, what in ((each.prefetched, "prefetched"), (each.evicted_ahead, "evicted ahead of need")):
+            if pages:
+                notes.append(f"{pages:,} pages {what} in the last iteration")
+        return tuple(notes)
+
+    def migrated_in(self, iteration: int) -> Migrated:
+        """What migrates in an iteration, to add to."""
+        return self.migrated.setdefault(iteration, Migrated())
 
     def note(self) -> None:
         """Log the bytes in use, if they have changed."""
@@ -97,31 +160,77 @@ class PageFaults:
             if not memory.used or memory.used[-1] != memory.pool.used:
                 memory.log(self.env.instant)
 
-    def serve(self, stream: Stream, k: int, batch: Batch, since: int) -> int:
-        """Begin to serve a batch that a kernel has waited for; returns how long that takes, 0 if other kernels have
-        fetched all of its pages."""
-        now, pages = self.env.instant, self.pages
-        missing = next(iter(batch)).block
+    def kernel_changed(self, running: int, kernel: int) -> None:
+        """A kernel has begun (1) or ended (-1); `kernel` is the one that runs, or the next."""
+        self.running += running
+        self.next_uses.kernel = kernel
+        if self.changed is not None:
+            changed, self.changed = self.changed, None
+            changed.succeed()
+
+    # --- faults ---------------------------------------------------------------------------------------------
+
+    def serve(self, stream: Stream, k: int, batch: Batch, since: int) -> Events:
+        """Serve a batch that a kernel has waited for; nothing if all of its pages have been fetched meanwhile."""
+        missing, pages = next(iter(batch)).block, self.pages
+        if self.ahead:
+            yield from self._await_moving(stream, batch, since)
+            since = self.env.instant
         try:
             evicted, fetched, times, host_pages = pages.serve(batch)
         except BatchTooLargeError as error:
             raise self._out_of_memory(k, batch, error.need) from None
         if not batch:
-            self.implicit.stall(stream, since, now, missing)
-            return 0
+            self.implicit.stall(stream, since, self.env.instant, missing)
+            return
         self.note()
-        batches, faults = self.counts.get(stream.iteration, (0, 0))
-        faults += sum(absent.bit_count() for absent, _ in batch.values())
-        self.counts[stream.iteration] = batches + times, faults
-        at = now + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
+        migrated = self.migrated_in(stream.iteration)
+        migrated.batches += times
+        migrated.faults += sum(absent.bit_count() for absent, _ in batch.values())
+        at = self.env.instant + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
         self.implicit.stall(stream, since, at, missing)
-        for engine, parts, rate in zip(OWN_ENGINES, (evicted, fetched), self.rates, strict=True):
+        for engine, parts in zip(OWN_ENGINES, (evicted, fetched), strict=True):
             if parts:
-                end = at + copy_ns(sum(size for _, size in parts), rate, self.latency_ns)
-                self.implicit.copies(stream, engine, parts, at, end)
+                if self.ahead and at > self.env.instant:
+                    yield self.env.timeout(at - self.env.instant)  # until then the link is for others
+                begin, end = self.link.book(engine, at, sum(size for _, size in parts))
+                self.implicit.copies(stream, engine, parts, begin, end)
                 self.implicit.stall(stream, at, end, missing, engine)
+                if self.ahead and engine == OWN_ENGINES[0]:
+                    self.leave(pages.victims, end)
                 at = end
-        return at - now
+        if at > self.env.instant:
+            yield self.env.timeout(at - self.env.instant)
+
+    def _await_moving(self, stream: Stream, batch: Batch, since: int) -> Events:
+        """Wait until none of a batch's chunks is on its way, and the rest does not have to wait for memory.
+
+        Prefetches that can begin at this instant begin before a fault is served.
+        """
+        while True:
+            yield self.env.timeout(0)
+            chunk = next((chunk for chunk in batch if chunk in self.moving), None)
+            if chunk is None and not self.pages.can_serve(batch):
+                chunk = next(iter(self.moving), None)
+            if chunk is None:
+                return
+            yield self.moving[chunk]
+            self.implicit.stall(stream, since, self.env.instant, chunk.block, OWN_ENGINES[1])
+            since = self.env.instant
+
+    def leave(self, chunks: Iterable[Chunk], at: int) -> None:
+        """Evicted chunks have left at a time."""
+        if at == self.env.instant:
+            return
+        left = self.env.timeout(at - self.env.instant)
+        gone = [chunk for chunk in chunks if chunk not in self.moving]
+        self.moving.update(dict.fromkeys(gone, left))
+        self.env.process(self._leave(gone, left))
+
+    def _leave(self, chunks: Iterable[Chunk], left: simpy.Event) -> Events:
+        yield left
+        for chunk in chunks:
+            del self.moving[chunk]
 
     def _out_of_memory(self, k: int, batch: Batch, need: int) -> OutOfMemoryError:
         graph, pages = self.graph, self.pages
@@ -145,14 +254,14 @@ class _FaultingKernelStep:
     def perform(self, stream: Stream) -> Events:
         yield stream.turn(InstantPhase.START)
         faults, k = self.faults, self.kernel.name
+        faults.kernel_changed(1, k)
         for batch in faults.pages.access(page_accesses(faults.accesses[k], faults.pages)):
             faults.note()
             since = stream.env.instant
             with faults.server.request() as server:
                 yield server
-                duration = faults.serve(stream, k, batch, since)
-                if duration:
-                    yield stream.env.timeout(duration)
+                yield from faults.serve(stream, k, batch, since)
                 faults.pages.arrive(batch)
         faults.note()
         yield from self.kernel.perform(stream)
+        faults.kernel_changed(-1, k + 1)

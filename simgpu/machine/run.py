@@ -31,6 +31,7 @@ from simgpu.program.check import CheckedProgram, check_program
 from simgpu.program.instructions import (
     DEVICE,
     HOST,
+    Copy,
     InitialContents,
     Program,
 )
@@ -74,6 +75,7 @@ def run_program(
     allocator: AllocatorSettings | None = None,
     context: int = 0,
     reclaim: Reclaim = least_recently_used,
+    sees_future: bool = False,
     engine: Engine = "auto",
     checked: CheckedProgram | None = None,
     observe: Callable[[int, int, bool | None, BlockRequest], None] | None = None,
@@ -82,7 +84,8 @@ def run_program(
 
     budget: bytes of each GPU's memory, None for unlimited. allocator: settings of the caching pool. context: bytes of
     each GPU that the CUDA context takes in addition to the budget, which only the caching pool counts. reclaim: picks
-    chunks to evict if blocks are on demand; these have pages instead of a `pool`. engine: ``compiled`` runs the same
+    chunks to evict if blocks are on demand; these have pages instead of a `pool`. sees_future: whether it may ask for
+    the next use of a chunk. engine: ``compiled`` runs the same
     machine compiled, where it has all that the program needs, ``simpy`` never, ``auto`` where that is faster; all give
     the same numbers. checked: what `check_program` returned for the program, this graph and this node, so that its
     contents need no second check. observe: called with each request for a GPU's memory, see
@@ -107,7 +110,7 @@ def run_program(
         raise ProgramError(f"the program uses {program.gpus} GPUs, and node {node.name} has {node.gpus}")
     limit = None if program.unlimited_memory else budget
     pools = partial(CachingPool, settings=allocator, context=context) if pool == "caching" else POOLS[pool]
-    machine = _Machine(checked, node, limit, pools, reclaim, observe)
+    machine = _Machine(checked, node, limit, pools, reclaim, observe, sees_future=sees_future)
     ran: Ran | StoppedRun | None = None
     notes: tuple[str, ...] = ()
     reason = machine.why_not_compiled
@@ -141,6 +144,8 @@ class _Machine:
         pool: Callable[[int | None, int], Pool],
         reclaim: Reclaim,
         observe: Callable[[int, int, bool | None, BlockRequest], None] | None = None,
+        *,
+        sees_future: bool = False,
     ) -> None:
         program = self.program = checked.program
         graph = self.graph = checked.graph
@@ -152,7 +157,7 @@ class _Machine:
         self.env = InstantOrder(len(self.streams))
         linked = self.shared is not None
         self.engines = Engines(self.env, node, program.gpus, demands_vary=self.demands is not None, buddy_flows=linked)
-        self.residency = _residency(program, graph, node, self.env, limit, reclaim)
+        self.residency = _residency(program, graph, node, self.env, limit, reclaim, sees_future=sees_future)
         if self.residency is None:
             self.memories = _memories(node, program.gpus, checked.memories, limit, pool)
         else:
@@ -246,8 +251,10 @@ def _residency(
     env: InstantOrder,
     capacity: int | None,
     reclaim: Reclaim,
+    *,
+    sees_future: bool,
 ) -> Residency | None:
-    """What runs the kernels of a program that does not move its blocks, None if it moves them.
+    """What runs the kernels of a program whose blocks are not in memory that it acquires, None for others.
 
     Raises `ProgramError` for several GPUs.
     """
@@ -255,9 +262,12 @@ def _residency(
         return None
     if program.gpus > 1:
         raise ProgramError("a program that does not move its blocks must use one GPU; this one uses several")
-    implicit = ImplicitStreams(with_implicit_streams(program.streams), graph)
+    implicit = ImplicitStreams(program.streams, graph)
     if isinstance(program.residency, Paged):
-        return PageFaults(env, graph, node, program.residency, implicit, capacity, reclaim)
+        ahead = any(isinstance(each, Copy) for part in program.segments for code in part.streams.values() for each in code)
+        return PageFaults(
+            env, graph, node, program.residency, implicit, capacity, reclaim, ahead=ahead, sees_future=sees_future
+        )
     return RemoteAccess(env, graph, node, implicit, capacity)
 
 

@@ -13,6 +13,8 @@ from simgpu.machine.engines import IN, OUT, CopyStep, Engines
 from simgpu.machine.implicit_streams import Residency
 from simgpu.machine.instants import InstantOrder
 from simgpu.machine.log import Entry
+from simgpu.machine.paged import PageFaults
+from simgpu.machine.paged_ahead import EvictStep, PrefetchStep
 from simgpu.machine.simulator import (
     AcquireStep,
     AwaitStep,
@@ -184,6 +186,10 @@ class _StepWriter:
 
     def _copy(self, copy: Copy) -> None:
         block = copy.copied
+        if isinstance(self.residency, PageFaults):
+            migrates = PrefetchStep if copy.dst == DEVICE else EvictStep
+            self.steps.append(migrates(self.residency, block))
+            return
         link, direction = self.routes[copy.src, copy.dst]
         partly_there = self.shared is not None and DEVICE in (copy.src, copy.dst)
         overflow = self.shared.overflow(block) if self.shared is not None and partly_there else 0

@@ -6,23 +6,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from simgpu.errors import ProgramError
+
 
 class Chunk:
     """Consecutive pages of a block that are evicted together.
 
     block: its number; index: of the chunk in it. Sets of pages are bit masks, the first page lowest. full: all pages;
-    resident, dirty, on_host: the pages in that state; by_host: those that the host has written since they were on the
-    GPU. last: the block's last page if it is in this chunk, else 0;
-    short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
+    resident, dirty, on_host: the pages in that state; coming: those that have memory and are on their way to the GPU;
+    by_host: those that the host has written since they were on the GPU. last: the block's last page if it is in this
+    chunk, else 0; short: bytes by which this page is shorter than the others; padding: bytes of it that are alignment.
     """
 
-    __slots__ = ("block", "by_host", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short")
+    __slots__ = (
+        *("block", "by_host", "coming", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short"),
+    )
 
     def __init__(self, block: int, index: int, full: int) -> None:
         self.block = block
         self.index = index
         self.full = full
-        self.resident = self.dirty = self.on_host = self.by_host = 0
+        self.resident = self.coming = self.dirty = self.on_host = self.by_host = 0
         self.last = self.short = self.padding = 0
 
 
@@ -42,19 +46,37 @@ def chunks_of(b: int, size: int, padded: int, page: int, each: int) -> list[Chun
     return chunks
 
 
-class ResidentChunks(NamedTuple):
-    """The chunks with pages in device memory: by their last access, and by the last arrival of a page, oldest first.
+class ResidentChunks:
+    """The chunks with pages in device memory, in two orders, oldest first; a policy picks the one to evict.
 
-    The driver's own list is the second one, because it sees faults but not accesses (nvidia-uvm/uvm_pmm_gpu.c, the
-    section on eviction in its first comment).
+    touched: by their last access. arrived: by the last arrival of a page; the driver's own list, because it sees faults
+    but not accesses (nvidia-uvm/uvm_pmm_gpu.c, the section on eviction in its first comment). for_prefetch: whether a
+    prefetch needs the memory, not a fault. uses: how far ahead the next use of a block is, for `next_use`; None for a
+    policy that does not know it.
     """
 
-    touched: OrderedDict[Chunk, None]
-    arrived: OrderedDict[Chunk, None]
+    __slots__ = ("arrived", "for_prefetch", "touched", "uses")
+
+    def __init__(self, uses: Callable[[int], int] | None = None) -> None:
+        self.touched: OrderedDict[Chunk, None] = OrderedDict()
+        self.arrived: OrderedDict[Chunk, None] = OrderedDict()
+        self.for_prefetch = False
+        self.uses = uses
+
+    def next_use(self, chunk: Chunk) -> int:
+        """How many kernels ahead the chunk's block is used next: 0 by the kernel that runs (or is the next to begin),
+        `simgpu.graph.taskgraph.NEVER` if by none before it is released.
+
+        Persistent blocks are used again in the next iteration. Kernels count in the trace's order, those of a part that
+        repeats once. Raises `ProgramError` for a policy that does not declare that it knows the future.
+        """
+        if self.uses is None:
+            raise ProgramError("the policy asks for a next use, and is not declared clairvoyant")
+        return self.uses(chunk.block)
 
 
-#: Picks the chunk to evict.
-Reclaim = Callable[[ResidentChunks], Chunk]
+#: Picks the chunk to evict; for a prefetch, None if all are to stay.
+Reclaim = Callable[[ResidentChunks], Chunk | None]
 
 #: Pages of a chunk, and whether they are written.
 PageAccess = tuple[Chunk, int, bool]

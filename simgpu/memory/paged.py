@@ -23,8 +23,7 @@ other. Their faults are then served several times, with nothing between, and are
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from simgpu.errors import ProgramError
 from simgpu.memory.chunks import (
@@ -51,10 +50,11 @@ class PagedPool:
     """The pages of all blocks in a memory of `capacity` bytes, None for unlimited.
 
     sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; first_touch, write_back_clean: as in
-    `simgpu.program.paging.Paged`. prefetcher: None for no prefetching. reclaim: the hook. live, used: bytes of device
-    memory, without and with padding; host_only: bytes whose values are only on the host. As a `Pool` it grants every
-    request: acquiring blocks initializes them, in free memory or else on the host, and releasing them frees their pages
-    in both.
+    `simgpu.program.paging.Paged`. prefetcher: None for no prefetching. reclaim: the hook; uses: see `ResidentChunks`.
+    live, used: bytes of device memory, without and with padding; in_flight: those of them that are on their way, which
+    cannot be evicted; host_only: bytes whose values are only on the host. victims: the chunks that were evicted last,
+    together. As a `Pool` it grants every request: acquiring blocks initializes them, in free memory or else on the
+    host, and releasing them frees their pages in both.
 
     >>> pool = PagedPool([150, 100], 200, page=100, chunk=100, fault_batch=1)
     >>> def moved(b):
@@ -83,6 +83,7 @@ class PagedPool:
         first_touch: bool = False,
         write_back_clean: bool = True,
         reclaim: Reclaim = least_recently_used,
+        uses: Callable[[int], int] | None = None,
     ) -> None:
         self.sizes = sizes
         self.capacity = capacity
@@ -95,11 +96,13 @@ class PagedPool:
         self.first_touch = first_touch
         self.write_back_clean = write_back_clean
         self.reclaim = reclaim
-        self._residents = ResidentChunks(OrderedDict(), OrderedDict())
+        self._residents = ResidentChunks(uses)
         self.live = 0
         self.used = 0
+        self.in_flight = 0
         self.host_only = 0
         self.high_water = 0
+        self.victims: list[Chunk] = []
         self._chunks: dict[int, list[Chunk]] = {}
         # Blocks known to be resident from end to end. The orders of chunks lack the arrivals and accesses in the other
         # two, oldest first; accesses say whether the block was written.
@@ -252,7 +255,7 @@ class PagedPool:
         """Bring the chunks and their orders up to date with the accesses to whole blocks."""
         if not self._accessed:
             return
-        touched, arrived = self._residents
+        touched, arrived = self._residents.touched, self._residents.arrived
         for b in self._arrived:
             self._chunks[b] = self._new(b)
             for chunk in self._chunks[b]:
@@ -274,7 +277,7 @@ class PagedPool:
 
         free: whether new pages need no fault there.
         """
-        room, new = self.limit - self.used, absent & ~chunk.on_host if free else 0
+        room, new = self.limit - self.used, absent & ~(chunk.on_host | chunk.coming) if free else 0
         smallest = self.page - chunk.short if new & chunk.last else self.page
         if not new or room < smallest:
             return 0, lowest_pages(absent, free_slots)
@@ -311,7 +314,7 @@ class PagedPool:
     # --- batches --------------------------------------------------------------------------------------------
 
     def serve(self, batch: Batch) -> Migration:
-        """Evict chunks until the absent pages of a batch fit, and allocate these.
+        """Evict chunks until the absent pages of a batch fit, and allocate these. None of them may be on its way.
 
         Raises `BatchTooLargeError` if they can never fit.
         """
@@ -325,32 +328,53 @@ class PagedPool:
         times = 1
         if self.prefetcher is not None and batch:
             served, more = with_prefetched(self.prefetcher, batch, self.fault_batch)
-            if self._bytes_of_batch(more) <= self.limit:
+            if self._bytes_of_batch(more) <= self.limit - self.in_flight:
                 times = served
                 batch.update(more)
         need = self._bytes_of_batch(batch)
         if need > self.limit:
             raise BatchTooLargeError(need)
+        self._touch_resident(batch)
+        evicted = self._make_room(need)
+        fetched, host_pages = self._allocate_batch(batch, need)
+        return Migration(evicted, fetched, times, host_pages)
+
+    def _touch_resident(self, batch: Batch) -> None:
+        """Record accesses to chunks of a batch that have resident pages."""
         touched = self.residents.touched
         for chunk in batch:
             if chunk.resident:
                 touched.move_to_end(chunk)
+
+    def _make_room(self, need: int) -> Parts:
+        """Evict chunks until `need` bytes are free, for a prefetch as far as the policy lets them go."""
         evicted: Parts = []
+        self.victims = []
         while self.limit - self.used < need:
-            victim = self.reclaim(self.residents)
-            if type(victim) is not Chunk or victim not in touched:
+            residents = self.residents
+            victim = self.reclaim(residents)
+            if victim is None and residents.for_prefetch:
+                break
+            if type(victim) is not Chunk or victim not in residents.touched:
                 raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
+            self.victims.append(victim)
             append_part(evicted, victim.block, self._evict(victim))
+        return evicted
+
+    def _allocate_batch(self, batch: Batch, size: int) -> tuple[Parts, int]:
+        """Allocate the pages of a batch; what is fetched for them, and how many of them the host has written."""
         fetched: Parts = []
         host_pages = 0
+        self.in_flight += size
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
+            chunk.coming |= pages
             host_pages += (pages & chunk.by_host).bit_count()
             chunk.by_host &= ~pages
             copied = self.bytes_of(chunk, pages & chunk.on_host)
             self.host_only -= copied
             append_part(fetched, chunk.block, copied)
-        return Migration(evicted, fetched, times, host_pages)
+        return fetched, host_pages
 
     def _bytes_of_batch(self, batch: Batch) -> int:
         return sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())
@@ -358,6 +382,8 @@ class PagedPool:
     def arrive(self, batch: Batch) -> None:
         """Mark the pages of a served batch as resident."""
         for chunk, (pages, dirty) in batch.items():
+            self.in_flight -= self.bytes_of(chunk, pages)
+            chunk.coming &= ~pages
             chunk.resident |= pages
             chunk.dirty |= dirty | (pages & ~chunk.on_host)
             self._mark_arrived(chunk)
@@ -372,7 +398,8 @@ class PagedPool:
         return copied
 
     def _mark_arrived(self, chunk: Chunk) -> None:
-        for order in self.residents:
+        residents = self.residents
+        for order in (residents.touched, residents.arrived):
             order[chunk] = None
             order.move_to_end(chunk)
 
@@ -382,8 +409,8 @@ class PagedPool:
 
     def _forget(self, chunk: Chunk) -> None:
         chunk.resident = chunk.dirty = 0
-        for order in self._residents:
-            order.pop(chunk, None)
+        self._residents.touched.pop(chunk, None)
+        self._residents.arrived.pop(chunk, None)
 
     def _enter(self, chunk: Chunk, pages: int) -> None:
         self._count(chunk, pages, 1)
@@ -409,7 +436,7 @@ class PagedPool:
             if self._access_whole(b, written=True, waiting=False, free=True):
                 continue
             for chunk in self.chunks(b):
-                absent = chunk.full & ~chunk.resident
+                absent = chunk.full & ~(chunk.resident | chunk.coming)
                 self.host_only -= self.bytes_of(chunk, absent & chunk.on_host)
                 chunk.on_host &= ~absent
                 chunk.by_host &= ~absent

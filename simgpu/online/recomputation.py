@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from simgpu.graph.recompute import Ancestry
-from simgpu.graph.taskgraph import TaskGraph
-from simgpu.online.view import NEVER, Bools, Ints
+from simgpu.graph.taskgraph import NEVER, TaskGraph
+from simgpu.online.view import Bools, Ints
 
 
 @dataclass(frozen=True)

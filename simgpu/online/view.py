@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.errors import ProgramError
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import NEVER, TaskGraph
 from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.memory.pool import aligned
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-#: Instead of a next use: there is none.
-NEVER = 1 << 62
 
 
 class Flight(NamedTuple):

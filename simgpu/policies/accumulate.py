@@ -79,7 +79,7 @@ class GradientAccumulation(Policy):
             return self._program(context, self.micro_batches)
         return self._smallest(context)
 
-    def reclaim(self, residents: ResidentChunks) -> Chunk:
+    def reclaim(self, residents: ResidentChunks) -> Chunk | None:
         """The chunk that the policy inside evicts."""
         return _inner(self.inside).reclaim(residents)
 

@@ -77,7 +77,8 @@ class Policy(ABC):
 
     name: its name in scenarios. summary: one line. source: paper and section. libraries: distributions that affect its
     decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are not
-    reused. splits_batch: whether it runs the batch in parts. `plan` checks what the policy needs of a trace and raises
+    reused. splits_batch: whether it runs the batch in parts. clairvoyant: whether it knows when blocks are used next:
+    `reclaim` may then ask for it. `plan` checks what the policy needs of a trace and raises
     `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Policy(ABC):
     source: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]] = ()
     splits_batch: ClassVar[bool] = False
+    clairvoyant: ClassVar[bool] = False
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -105,11 +107,12 @@ class Policy(ABC):
     def plan(self, context: PlanContext) -> Program:
         """The program for one iteration."""
 
-    def reclaim(self, residents: ResidentChunks) -> Chunk:
+    def reclaim(self, residents: ResidentChunks) -> Chunk | None:
         """The chunk to evict from device memory, for a program that pages on demand; called while it runs.
 
-        residents: the resident chunks by last touch and by arrival, oldest first. The default is the least recently
-        touched one.
+        residents: the resident chunks by last touch and by arrival, oldest first; for a clairvoyant policy also how far
+        ahead each is used next. For a prefetch, None lets all of them stay, see `simgpu.machine.paged_ahead`. The
+        default is the least recently touched one.
         """
         return least_recently_used(residents)
 
@@ -180,6 +183,13 @@ def require_undivided(graph: TaskGraph, policy: str) -> None:
     if len(graph.rounds) > 1:
         what = f"the batch is split into micro-batches, and {policy} is for an undivided iteration"
         raise InputError.single(graph.trace.name, "batch", what, "choose another policy inside")
+
+
+def require_one_gpu(context: PlanContext, policy: str) -> None:
+    """Raises `InputError` for several GPUs, for policies under Unified Memory."""
+    if context.parallel_trial is not None:
+        what = f"{policy} supports one GPU: pages shared by several GPUs are not modelled"
+        raise InputError.single("", "data_parallel", what, "run it on one GPU, or choose another policy")
 
 
 def require_one_stream(graph: TaskGraph, policy: str) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
-from simgpu.memory.chunks import Chunk, ResidentChunks
+from simgpu.memory.chunks import Reclaim
 from simgpu.policies.base import PlanContext, Policy, policy_label
 from simgpu.program.check import not_a_program
 from simgpu.program.faults import a_type, raised, shown
@@ -52,7 +52,7 @@ def checked_fits(policy: Policy, context: PlanContext) -> bool | None:
     raise PolicyError.of(policy_label(policy), what, _definition(policy, "fits"))
 
 
-def reclaiming(policy: Policy) -> Callable[[ResidentChunks], Chunk]:
+def reclaiming(policy: Policy) -> Reclaim:
     """The policy's `reclaim`, which raises as `planned` does."""
     return lambda residents: _called(policy, "reclaim", lambda: policy.reclaim(residents))
 

@@ -30,9 +30,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simgpu.errors import InputError
 from simgpu.memory.chunks import Chunk, ResidentChunks
-from simgpu.policies.base import PlanContext, Policy, parameter
+from simgpu.policies.base import PlanContext, Policy, parameter, require_one_gpu
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
 from simgpu.program.paging import (
@@ -107,9 +106,7 @@ class UnifiedMemory(Policy):
             self.bandwidth or None,
             write_back_clean=self.write_back == "all",
         )
-        if context.parallel_trial is not None:
-            what = "um supports one GPU: pages shared by several GPUs are not modelled"
-            raise InputError.single("", "data_parallel", what, "run it on one GPU, or choose another policy")
+        require_one_gpu(context, self.name)
         program = plain_framework(context.graph)
         return in_host_memory(program) if self.access == "pinned" else on_demand(program, paged)
 

@@ -300,6 +300,10 @@ class _Checking:
         self.memories = dict.fromkeys(writer.memories)
         return columns
 
+    @property
+    def _is_paged(self) -> bool:
+        return isinstance(self.program.residency, Paged)
+
     def _stream(self, index: int, stream: StreamId, code: Sequence[Any]) -> None:
         checks = self._check
         for position, instruction in enumerate(code):
@@ -396,8 +400,10 @@ class _Checking:
 
     def _form_fault(self, block: int, form: int | None, memory: str) -> str:
         """The mistake of an instruction that copies, encodes or decodes a block."""
-        if self.program.residency is not None:
+        if self.program.residency is not None and not self._is_paged:
             return "the program's blocks are not its own to move"
+        if self._is_paged and form is not None:
+            return "the program's blocks are pages on demand, and these have no encoded forms"
         fault = number_fault("block", block, self.blocks, "blocks") or self._memory(memory)
         return fault if fault or form is None else self._form(block, form)
 

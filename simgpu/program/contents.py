@@ -96,13 +96,26 @@ class Contents:
 
 
 class OnDemand(Contents):
-    """A memory with blocks on demand: a block is allocated at its first access, never by the program."""
+    """A memory with blocks on demand: a block is allocated at its first access, never by the program.
+
+    migrated: per stream, when it last migrated each block ahead of need.
+    """
+
+    def __init__(self, name: str, graph: TaskGraph, streams: Sequence[StreamId]) -> None:
+        super().__init__(name, graph, streams)
+        self.migrated = [[-1] * len(graph.sizes) for _ in streams]
 
     def check_allocated(self, b: int, me: int, clock: list[int]) -> None:
-        """The block has a place from now on, if it had none."""
-        if not self.resident[b]:
-            super().acquire((b,), me, clock)
-        super().check_allocated(b, me, clock)
+        """The block has a place from now on, if it had none; the stream must be ordered after its last release."""
+        by = self.released_by[b]
+        if by != me and by >= 0 and self.released_at[b] > clock[by]:
+            raise ProgramError(f"block {self._name(b)} may still hold {self.name} memory")
+        self.resident[b] = True
+
+    def migrate(self, b: int, me: int, clock: list[int]) -> None:
+        """Migrate a block ahead of need: a hint, of which only its releases must know."""
+        self.check_allocated(b, me, clock)
+        self.migrated[me][b] = clock[me]
 
     def acquire(self, blocks: Sequence[int], me: int, clock: list[int]) -> None:
         """Refused."""
@@ -115,4 +128,8 @@ class OnDemand(Contents):
         for b in blocks:
             if not self.resident[b]:
                 raise ProgramError(f"block {self._name(b)} holds no {self.name} memory")
+            for stream, migrated in enumerate(self.migrated):
+                if stream != me and migrated[b] > clock[stream]:
+                    other = self.streams[stream]
+                    raise ProgramError(f"block {self._name(b)} is released while {other} may still be migrating it")
         super().release(blocks, me, clock)

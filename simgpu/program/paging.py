@@ -85,6 +85,10 @@ class Paged:
         return max(self.fault_batch // self.entries_per_page, 1)
 
 
+#: The rules of NVIDIA's driver.
+DRIVER = Paged(PAGE, CHUNK, FAULT_BATCH, ENTRIES_PER_PAGE, FAULT_LATENCY_NS, PREFETCH, HOST_PAGE_NS)
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """All blocks are in the host's pinned memory, and kernels read and write them over the link."""

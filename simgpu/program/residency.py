@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from simgpu.program.code import Code, coded
-from simgpu.program.instructions import HOST, InitialContents, Program, Segment
+from simgpu.program.instructions import (
+    D2H,
+    DEVICE,
+    H2D,
+    HOST,
+    Await,
+    Copy,
+    InitialContents,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+    Signal,
+)
 from simgpu.program.opcodes import ACQUIRE, INITIALIZE, RELEASE
 from simgpu.program.paging import Paged, Remote
 
@@ -35,6 +49,68 @@ def on_demand(program: Program, how: Paged) -> Program:
         release x2 g1
     """
     return replace(_changed(program, _without_requests), residency=how)
+
+
+def with_prefetches(program: Program, ahead: Sequence[Sequence[int]]) -> Program:
+    """A program on demand that also prefetches, when each kernel k begins, the blocks `ahead[k]`, on the H2D stream.
+
+    A block is released by the D2H stream, when its last kernel has ended and its last prefetch is over, so that kernels
+    do not wait for prefetches. The next iteration begins after all releases.
+
+    program: of one segment with one stream.
+
+    >>> from simgpu.graph.taskgraph import TaskGraph
+    >>> from simgpu.program.lowering import lower
+    >>> from simgpu.program.placement import Placement
+    >>> from simgpu.program.text import listing
+    >>> from simgpu.trace.chain import chain
+    >>> graph = TaskGraph.of(chain([5], [7], [100]))
+    >>> print(listing(with_prefetches(on_demand(lower(graph, Placement()), Paged()), [[0, 2], []]), graph))
+    on demand: pages of 65536 B
+    resident: x1
+    segment 0, once
+      compute
+        signal 0
+        launch F1
+        signal 1
+        launch B1
+        signal 2
+        await 3
+      h2d
+        await 0
+        copy x1 from host to device
+        copy g1 from host to device
+        signal 4
+      d2h
+        await 2
+        await 4
+        release x2 g1
+        signal 3
+    """
+    (segment,) = program.segments
+    ((compute, given),) = segment.streams.items()
+    count = sum(isinstance(each, Launch) for each in given)
+    done, released, prefetched = count, count + 1, count + 2  # events; before them, one for the begin of each kernel
+    last = {b: k for k, blocks in enumerate(ahead) for b in blocks}
+    kernels: list[Instruction] = []
+    releases: list[Instruction] = []
+    begun = 0
+    for each in given:
+        if isinstance(each, Launch):
+            kernels.append(Signal(begun))
+            begun += 1
+        if not isinstance(each, Release):
+            kernels.append(each)
+            continue
+        hints = [last[b] for b in each.blocks if b in last]
+        releases += [Await(begun), *(Await(prefetched + max(hints)) for _ in hints[:1]), each]
+    prefetches: list[Instruction] = []
+    for k, blocks in enumerate(ahead):
+        if blocks:
+            prefetches += [Await(k), *(Copy(b, HOST, DEVICE) for b in blocks), Signal(prefetched + k)]
+    kernels += [Signal(done), Await(released)]
+    streams = {compute: tuple(kernels), H2D: tuple(prefetches), D2H: (*releases, Signal(released))}
+    return replace(program, segments=(replace(segment, streams=streams),))
 
 
 def in_host_memory(program: Program) -> Program:

@@ -82,7 +82,8 @@ def verify(
     * Every awaited event is signalled, at one place.
 
     Blocks on demand are available when a kernel accesses them, in the version written last, until they are released.
-    For kernels that access host memory, the rules hold for host memory instead of device memory. In neither case does a
+    Their copies are hints to migrate pages: they may come before or after any use, but not after a release, or while
+    one may happen. For kernels that access host memory, the rules hold for host memory instead of device memory. In neither case does a
     kernel's working set have to fit.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here. node: the one it is
@@ -306,8 +307,13 @@ class ProgramWalk:
             memory.set(b, self.written[b] - self.earlier[b], me, clock)
 
     def moves(self, work: Copy | Encode | Decode, source: Location, target: Location) -> None:
-        """The source must hold its value, and nobody may be using the target; both have the same value then."""
+        """The source must hold its value, and nobody may be using the target; both have the same value then. Blocks on
+        demand have their values wherever they are."""
         me, clock = self.me, self.clock[self.me]
+        device = self._reached(DEVICE)
+        if isinstance(device, OnDemand):
+            device.migrate(source.block, me, clock)
+            return
         there, here = self._reached(source.memory), self._reached(target.memory)
         value = there.read(source.block, me, clock)
         here.check_allocated(target.block, me, clock)

@@ -254,6 +254,7 @@ class _Run:
             allocator=self.config.allocator_settings,
             context=self.config.context_memory(self.node) or 0,
             reclaim=reclaiming(self.policy),
+            sees_future=self.policy.clairvoyant,
             engine=self.config.engine,
             checked=checked,
         )

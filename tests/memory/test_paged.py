@@ -139,7 +139,7 @@ def test_agrees_with_the_plain_implementation_page_by_page(
             continue
         assert [(chunk.block, chunk.index) for chunk in pool.residents.touched] == plain.touched
         assert [(chunk.block, chunk.index) for chunk in pool.residents.arrived] == plain.arrived
-        for order in pool.residents:
+        for order in (pool.residents.touched, pool.residents.arrived):
             for chunk in order:
                 pages = [(chunk.block, chunk.index * plain.per_chunk + bit) for bit in range(plain.per_chunk)]
                 assert chunk.resident == sum((page in plain.resident) << bit for bit, page in enumerate(pages))

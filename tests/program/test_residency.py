@@ -83,12 +83,34 @@ def test_releasing_a_persistent_on_demand_block_is_refused():
     refused(paged([*ALONE, Release((W,))]), "loses block w")
 
 
-def test_acquires_and_copies_of_on_demand_blocks_are_refused():
+def test_acquires_and_encoded_forms_of_on_demand_blocks_are_refused():
     refused(paged([Acquire((A,)), *ALONE]), "block a is on demand")
-    refused(paged(ALONE, out=[Copy(A, DEVICE, HOST)]), "not its own to move")
     tasks = replace(TASKS, encoded={B: EncodedForm(A, 1, 1)})
-    with pytest.raises(ProgramError, match="not its own to move"):
-        verify(paged([MAKE, Encode(A, B), USE, Release((A,)), STEP, Release((B,))]), tasks)
+    for move in (Encode(A, B), Copy(A, DEVICE, HOST, into=B)):
+        with pytest.raises(ProgramError, match="pages on demand, and these have no encoded forms"):
+            verify(paged([MAKE, move, USE, Release((A,)), STEP, Release((B,))]), tasks)
+
+
+def test_copies_of_blocks_in_host_memory_are_refused():
+    code = in_host_memory(lower(TASKS, Placement()))
+    (segment,) = code.segments
+    copying = replace(segment, streams={**segment.streams, D2H: (Copy(W, HOST, DEVICE),)})
+    refused(replace(code, segments=(copying,)), "not its own to move")
+
+
+@pytest.mark.parametrize("way", [(HOST, DEVICE), (DEVICE, HOST)])
+def test_a_copy_of_an_on_demand_block_is_a_hint_that_only_its_releases_must_know(way: tuple[str, str]):
+    """It may come before the first value, between uses, or while a kernel runs; never after a release, or beside it."""
+    hint = Copy(A, *way)
+    known = [MAKE, USE, Await(0), Release((A,)), STEP, Release((B,))]
+    verify(paged([Signal(1), *known], out=[Await(1), hint, Signal(0)]), TASKS)
+    # Persistent blocks are never released.
+    verify(paged(ALONE, out=[Copy(W, *way)]), TASKS)
+    # Of the next iteration, it may come before this one's release.
+    refused(paged(known, out=[hint, Signal(0)]), "block a may still hold device memory")
+    beside = paged([MAKE, USE, Signal(0), hint, STEP, Release((B,))], out=[Await(0), Release((A,))])
+    refused(beside, "a is released while compute may still be migrating it")
+    refused(paged([*ALONE, hint]), "leaves block a in device memory")
 
 
 def test_on_demand_programs_must_still_synchronize_their_streams():

@@ -23,10 +23,9 @@ from simgpu.program.instructions import Program
 class OnlinePolicy(Policy):
     """A policy whose `decider` is asked while the iteration runs.
 
-    clairvoyant: whether it knows the next use of a block. transforms: of the graph on which it decides.
+    transforms: of the graph on which it decides.
     """
 
-    clairvoyant: ClassVar[bool] = False
     transforms: ClassVar[tuple[Transform, ...]] = ()
 
     @property

@@ -12,10 +12,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import NEVER, TaskGraph
 from simgpu.memory.pool import aligned
 from simgpu.online.recomputation import Recomputation
-from simgpu.online.view import NEVER
 from simgpu.program.lifetimes import Lifetimes, lifetimes
 
 
