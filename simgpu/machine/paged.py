@@ -13,9 +13,10 @@ the link, and after a chunk that is passing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
@@ -35,6 +36,7 @@ from simgpu.memory.transfer import copy_ns
 from simgpu.program.instructions import DEVICE, HOST
 from simgpu.program.paging import GROUP, Paged
 from simgpu.timeline.streams import OWN_ENGINES
+from simgpu.units import format_bytes
 
 
 class Link:
@@ -50,7 +52,9 @@ class Link:
 
     def __init__(self, node: NodeSpec, bandwidth: int | None) -> None:
         rates = node.link.d2h_bandwidth, node.link.h2d_bandwidth
-        self.rates = dict(zip(OWN_ENGINES, rates if bandwidth is None else (min(r, bandwidth) for r in rates), strict=True))
+        self.rates = dict(
+            zip(OWN_ENGINES, rates if bandwidth is None else (min(r, bandwidth) for r in rates), strict=True)
+        )
         self.latency_ns = node.link.latency_ns
         out, back = OWN_ENGINES
         exclusive = node.gpu.copy_engines == 1 or node.link.duplex is Duplex.HALF
@@ -72,7 +76,8 @@ class Link:
 
 @dataclass(slots=True)
 class Migrated:
-    """What migrated in an iteration: batches of faults, pages that they fetched, and pages fetched and evicted ahead."""
+    """What migrated in an iteration: batches of faults, pages that they fetched, and bytes copied to the device and
+    from it ahead of need."""
 
     batches: int = 0
     faults: int = 0
@@ -129,7 +134,7 @@ class PageFaults:
         self.moving: dict[Chunk, simpy.Event] = {}
         self.running = 0
         self.changed: simpy.Event | None = None
-        self.migrated: dict[int, Migrated] = {}
+        self.migrated: defaultdict[int, Migrated] = defaultdict(Migrated)
 
     def step(self, kernel: KernelStep) -> Step:
         """The step of a kernel."""
@@ -137,20 +142,14 @@ class PageFaults:
 
     def notes(self, iteration: int) -> tuple[str, ...]:
         """Notes on an iteration."""
-        if iteration not in self.migrated:
-            return ()
         each = self.migrated[iteration]
         notes = []
         if each.batches:
             notes.append(f"{each.faults:,} pages in {each.batches:,} batches of page faults in the last iteration")
-        for pages, what in ((each.prefetched, "prefetched"), (each.evicted_ahead, "evicted ahead of need")):
-            if pages:
-                notes.append(f"{pages:,} pages {what} in the last iteration")
+        for size, what in ((each.prefetched, "prefetched"), (each.evicted_ahead, "evicted ahead of need")):
+            if size:
+                notes.append(f"{format_bytes(size)} {what} in the last iteration")
         return tuple(notes)
-
-    def migrated_in(self, iteration: int) -> Migrated:
-        """What migrates in an iteration, to add to."""
-        return self.migrated.setdefault(iteration, Migrated())
 
     def note(self) -> None:
         """Log the bytes in use, if they have changed."""
@@ -170,40 +169,55 @@ class PageFaults:
 
     # --- faults ---------------------------------------------------------------------------------------------
 
-    def serve(self, stream: Stream, k: int, batch: Batch, since: int) -> Events:
-        """Serve a batch that a kernel has waited for; nothing if all of its pages have been fetched meanwhile."""
-        missing, pages = next(iter(batch)).block, self.pages
-        if self.ahead:
-            yield from self._await_moving(stream, batch, since)
-            since = self.env.instant
+    def serve(self, stream: Stream, k: int, batch: Batch, since: int) -> int:
+        """Begin to serve a batch that a kernel has waited for; returns how long that takes, 0 if all of its pages have
+        been fetched meanwhile."""
+        missing = next(iter(batch)).block
+        moves, at = self._begun(stream, k, batch, since)
+        for engine, parts in moves:
+            at = self._copy(stream, engine, parts, at, missing)
+        return at - self.env.instant
+
+    def serve_beside(self, stream: Stream, k: int, batch: Batch, since: int) -> Events:
+        """As `serve`, beside migrations ahead of need, which use the link until the copies begin."""
+        missing, env = next(iter(batch)).block, self.env
+        since = yield from self._await_moving(stream, batch, since)
+        moves, at = self._begun(stream, k, batch, since)
+        for engine, parts in moves:
+            yield env.timeout(at - env.instant)
+            at = self._copy(stream, engine, parts, at, missing)
+            if engine == OWN_ENGINES[0]:
+                self.leave(self.pages.victims, at)
+        yield env.timeout(at - env.instant)
+
+    def _begun(self, stream: Stream, k: int, batch: Batch, since: int) -> tuple[list[tuple[str, Parts]], int]:
+        """What is copied for a batch, by engine, and when that begins."""
+        missing, now = next(iter(batch)).block, self.env.instant
         try:
-            evicted, fetched, times, host_pages = pages.serve(batch)
+            evicted, fetched, times, host_pages = self.pages.serve(batch)
         except BatchTooLargeError as error:
             raise self._out_of_memory(k, batch, error.need) from None
         if not batch:
-            self.implicit.stall(stream, since, self.env.instant, missing)
-            return
+            self.implicit.stall(stream, since, now, missing)
+            return [], now
         self.note()
-        migrated = self.migrated_in(stream.iteration)
+        migrated = self.migrated[stream.iteration]
         migrated.batches += times
         migrated.faults += sum(absent.bit_count() for absent, _ in batch.values())
-        at = self.env.instant + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
+        at = now + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
         self.implicit.stall(stream, since, at, missing)
-        for engine, parts in zip(OWN_ENGINES, (evicted, fetched), strict=True):
-            if parts:
-                if self.ahead and at > self.env.instant:
-                    yield self.env.timeout(at - self.env.instant)  # until then the link is for others
-                begin, end = self.link.book(engine, at, sum(size for _, size in parts))
-                self.implicit.copies(stream, engine, parts, begin, end)
-                self.implicit.stall(stream, at, end, missing, engine)
-                if self.ahead and engine == OWN_ENGINES[0]:
-                    self.leave(pages.victims, end)
-                at = end
-        if at > self.env.instant:
-            yield self.env.timeout(at - self.env.instant)
+        return [(engine, parts) for engine, parts in zip(OWN_ENGINES, (evicted, fetched), strict=True) if parts], at
 
-    def _await_moving(self, stream: Stream, batch: Batch, since: int) -> Events:
-        """Wait until none of a batch's chunks is on its way, and the rest does not have to wait for memory.
+    def _copy(self, stream: Stream, engine: str, parts: Parts, at: int, missing: int) -> int:
+        """Copy parts of blocks for a kernel, which waits for it; returns the end."""
+        begin, end = self.link.book(engine, at, sum(size for _, size in parts))
+        self.implicit.copies(stream, engine, parts, begin, end)
+        self.implicit.stall(stream, at, end, missing, engine)
+        return end
+
+    def _await_moving(self, stream: Stream, batch: Batch, since: int) -> Generator[simpy.Event, Any, int]:
+        """Wait until none of a batch's chunks is on its way, and the rest does not have to wait for memory; returns
+        since when the kernel waits for that rest.
 
         Prefetches that can begin at this instant begin before a fault is served.
         """
@@ -213,7 +227,7 @@ class PageFaults:
             if chunk is None and not self.pages.can_serve(batch):
                 chunk = next(iter(self.moving), None)
             if chunk is None:
-                return
+                return since
             yield self.moving[chunk]
             self.implicit.stall(stream, since, self.env.instant, chunk.block, OWN_ENGINES[1])
             since = self.env.instant
@@ -260,7 +274,10 @@ class _FaultingKernelStep:
             since = stream.env.instant
             with faults.server.request() as server:
                 yield server
-                yield from faults.serve(stream, k, batch, since)
+                if faults.ahead:
+                    yield from faults.serve_beside(stream, k, batch, since)
+                elif duration := faults.serve(stream, k, batch, since):
+                    yield stream.env.timeout(duration)
                 faults.pages.arrive(batch)
         faults.note()
         yield from self.kernel.perform(stream)

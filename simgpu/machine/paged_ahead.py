@@ -1,10 +1,10 @@
 """Pages that migrate ahead of need, on a copy stream: what `Copy` does in a program whose blocks are on demand.
 
-To the device, it is `cudaMemPrefetchAsync`: the absent pages of the block migrate without faults, chunk by chunk, as the
-driver's `uvm_migrate` goes from VA block to VA block. Pages without a value get memory. Chunks are evicted for it by the
-policy's `reclaim`; those for the next chunk leave while one arrives. If the policy lets none go, the prefetch waits
-until a kernel begins or ends and asks again; when no kernel is under way, it ends without the rest. So it never holds
-up what waits for it: it is a hint, and pages that it lacks fault.
+To the device, it is `cudaMemPrefetchAsync`: the absent pages of the block migrate without faults, chunk by chunk, as
+the driver goes from VA block to VA block (nvidia-uvm/uvm_migrate.c). Pages without a value get memory, as CUDA's
+documentation says. Chunks are evicted for it by the policy's `reclaim`; those for the next chunk leave while one
+arrives. If the policy lets none go, the prefetch waits until a kernel begins or ends and asks again; when no kernel is
+under way, it ends without the rest. So it never holds up for good what waits for it, and pages that it lacks fault.
 
 To the host, it evicts the chunks of the block, whose memory is free when the last byte of each has left.
 
@@ -133,7 +133,7 @@ class _Prefetch:
         faults.pages.arrive(coming.batch)
         faults.moving.pop(coming.chunk).succeed()
         faults.note()
-        faults.migrated_in(self.stream.iteration).prefetched += coming.batch[coming.chunk][0].bit_count()
+        faults.migrated[self.stream.iteration].prefetched += sum(size for _, size in coming.migration.fetched)
 
     def _move(self, engine: str, parts: Parts, at: int) -> int:
         """Copy parts of blocks; returns the end."""
@@ -173,4 +173,4 @@ class EvictStep:
             del faults.moving[chunk]
             gone.succeed()
             faults.note()
-            faults.migrated_in(stream.iteration).evicted_ahead += pages.bit_count()
+            faults.migrated[stream.iteration].evicted_ahead += size

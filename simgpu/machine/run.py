@@ -264,7 +264,9 @@ def _residency(
         raise ProgramError("a program that does not move its blocks must use one GPU; this one uses several")
     implicit = ImplicitStreams(program.streams, graph)
     if isinstance(program.residency, Paged):
-        ahead = any(isinstance(each, Copy) for part in program.segments for code in part.streams.values() for each in code)
+        ahead = any(
+            isinstance(each, Copy) for part in program.segments for code in part.streams.values() for each in code
+        )
         return PageFaults(
             env, graph, node, program.residency, implicit, capacity, reclaim, ahead=ahead, sees_future=sees_future
         )

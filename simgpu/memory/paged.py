@@ -32,29 +32,26 @@ from simgpu.memory.chunks import (
     Chunk,
     Migration,
     PageAccess,
-    Parts,
     Reclaim,
     ResidentChunks,
     WholeAccess,
-    append_part,
     chunks_of,
     least_recently_used,
     lowest_pages,
     pages_before,
 )
-from simgpu.memory.pool import UNLIMITED, Request, aligned
+from simgpu.memory.device_chunks import DeviceChunks
+from simgpu.memory.pool import Request, aligned
 from simgpu.memory.prefetching import Prefetcher, with_prefetched
 
 
-class PagedPool:
+class PagedPool(DeviceChunks):
     """The pages of all blocks in a memory of `capacity` bytes, None for unlimited.
 
     sizes: of every block, bytes. page, chunk: bytes; fault_batch: pages; first_touch, write_back_clean: as in
     `simgpu.program.paging.Paged`. prefetcher: None for no prefetching. reclaim: the hook; uses: see `ResidentChunks`.
-    live, used: bytes of device memory, without and with padding; in_flight: those of them that are on their way, which
-    cannot be evicted; host_only: bytes whose values are only on the host. victims: the chunks that were evicted last,
-    together. As a `Pool` it grants every request: acquiring blocks initializes them, in free memory or else on the
-    host, and releasing them frees their pages in both.
+    As a `Pool` it grants every request: acquiring blocks initializes them, in free memory or else on the host, and
+    releasing them frees their pages in both.
 
     >>> pool = PagedPool([150, 100], 200, page=100, chunk=100, fault_batch=1)
     >>> def moved(b):
@@ -85,24 +82,13 @@ class PagedPool:
         reclaim: Reclaim = least_recently_used,
         uses: Callable[[int], int] | None = None,
     ) -> None:
+        super().__init__(capacity, page, write_back_clean=write_back_clean, reclaim=reclaim, uses=uses)
         self.sizes = sizes
-        self.capacity = capacity
-        self.limit = UNLIMITED if capacity is None else capacity
         self.alignment = alignment
-        self.page = page
         self.pages_of_chunk = chunk // page
         self.fault_batch = fault_batch
         self.prefetcher = prefetcher
         self.first_touch = first_touch
-        self.write_back_clean = write_back_clean
-        self.reclaim = reclaim
-        self._residents = ResidentChunks(uses)
-        self.live = 0
-        self.used = 0
-        self.in_flight = 0
-        self.host_only = 0
-        self.high_water = 0
-        self.victims: list[Chunk] = []
         self._chunks: dict[int, list[Chunk]] = {}
         # Blocks known to be resident from end to end. The orders of chunks lack the arrivals and accesses in the other
         # two, oldest first; accesses say whether the block was written.
@@ -133,11 +119,6 @@ class PagedPool:
     def all_pages(self, b: int, *, written: bool) -> Iterator[WholeAccess]:
         """Accesses to all pages of a block in order."""
         yield WholeAccess(b, written)
-
-    def bytes_of(self, chunk: Chunk, pages: int) -> int:
-        """Bytes of some pages of a chunk."""
-        size = pages.bit_count() * self.page
-        return size - chunk.short if pages & chunk.last else size
 
     # --- accesses ---------------------------------------------------------------------------------------------
 
@@ -339,87 +320,9 @@ class PagedPool:
         fetched, host_pages = self._allocate_batch(batch, need)
         return Migration(evicted, fetched, times, host_pages)
 
-    def _touch_resident(self, batch: Batch) -> None:
-        """Record accesses to chunks of a batch that have resident pages."""
-        touched = self.residents.touched
-        for chunk in batch:
-            if chunk.resident:
-                touched.move_to_end(chunk)
-
-    def _make_room(self, need: int) -> Parts:
-        """Evict chunks until `need` bytes are free, for a prefetch as far as the policy lets them go."""
-        evicted: Parts = []
-        self.victims = []
-        while self.limit - self.used < need:
-            residents = self.residents
-            victim = self.reclaim(residents)
-            if victim is None and residents.for_prefetch:
-                break
-            if type(victim) is not Chunk or victim not in residents.touched:
-                raise ProgramError("the policy's reclaim picks a chunk that is not in device memory")
-            self.victims.append(victim)
-            append_part(evicted, victim.block, self._evict(victim))
-        return evicted
-
-    def _allocate_batch(self, batch: Batch, size: int) -> tuple[Parts, int]:
-        """Allocate the pages of a batch; what is fetched for them, and how many of them the host has written."""
-        fetched: Parts = []
-        host_pages = 0
-        self.in_flight += size
-        for chunk, (pages, _) in batch.items():
-            self._enter(chunk, pages)
-            chunk.coming |= pages
-            host_pages += (pages & chunk.by_host).bit_count()
-            chunk.by_host &= ~pages
-            copied = self.bytes_of(chunk, pages & chunk.on_host)
-            self.host_only -= copied
-            append_part(fetched, chunk.block, copied)
-        return fetched, host_pages
-
-    def _bytes_of_batch(self, batch: Batch) -> int:
-        return sum(self.bytes_of(chunk, pages) for chunk, (pages, _) in batch.items())
-
-    def arrive(self, batch: Batch) -> None:
-        """Mark the pages of a served batch as resident."""
-        for chunk, (pages, dirty) in batch.items():
-            self.in_flight -= self.bytes_of(chunk, pages)
-            chunk.coming &= ~pages
-            chunk.resident |= pages
-            chunk.dirty |= dirty | (pages & ~chunk.on_host)
-            self._mark_arrived(chunk)
-
     def _evict(self, chunk: Chunk) -> int:
-        """Evict a chunk; returns how many bytes are copied to the host."""
         self._whole.discard(chunk.block)
-        copied = self.bytes_of(chunk, chunk.resident if self.write_back_clean else chunk.dirty)
-        chunk.on_host |= chunk.resident
-        self.host_only += self.bytes_of(chunk, chunk.resident)
-        self._drop(chunk)
-        return copied
-
-    def _mark_arrived(self, chunk: Chunk) -> None:
-        residents = self.residents
-        for order in (residents.touched, residents.arrived):
-            order[chunk] = None
-            order.move_to_end(chunk)
-
-    def _drop(self, chunk: Chunk) -> None:
-        self._count(chunk, chunk.resident, -1)
-        self._forget(chunk)
-
-    def _forget(self, chunk: Chunk) -> None:
-        chunk.resident = chunk.dirty = 0
-        self._residents.touched.pop(chunk, None)
-        self._residents.arrived.pop(chunk, None)
-
-    def _enter(self, chunk: Chunk, pages: int) -> None:
-        self._count(chunk, pages, 1)
-        self.high_water = max(self.high_water, self.used)
-
-    def _count(self, chunk: Chunk, pages: int, sign: int) -> None:
-        size = self.bytes_of(chunk, pages)
-        self.used += sign * size
-        self.live += sign * (size - (chunk.padding if pages & chunk.last else 0))
+        return super()._evict(chunk)
 
     # --- as a pool ------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ kernel i + `degree` uses is migrated. Here it differs:
 
 * `migrates=blocks`: blocks move whole, by copies, and kernels wait for them; weights and optimizer state are in device
   memory when an iteration begins and ends.
-* `migrates=pages`: under Unified Memory (`simgpu.policies.unified`, with its defaults). Pages without a value get memory
-  ahead, so that their kernel finds it free. Pages that are missing all the same fault, and cost what faults cost there;
-  the simulator takes the time of a kernel under page faults from a recording.
+* `migrates=pages`: under Unified Memory (`simgpu.policies.unified`, with its defaults). Pages without a value get
+  memory ahead, so that their kernel finds it free. Pages that are missing all the same fault, and cost what faults cost
+  there; the simulator takes the time of a kernel under page faults from a recording.
 * Memory that the framework has freed is free at once; in the simulator it stays until it is its turn to leave.
 * For a fault, too, what the kernels just ahead use leaves last; the simulator takes what came first.
 """

@@ -82,9 +82,9 @@ def verify(
     * Every awaited event is signalled, at one place.
 
     Blocks on demand are available when a kernel accesses them, in the version written last, until they are released.
-    Their copies are hints to migrate pages: they may come before or after any use, but not after a release, or while
-    one may happen. For kernels that access host memory, the rules hold for host memory instead of device memory. In neither case does a
-    kernel's working set have to fit.
+    Their copies are hints to migrate pages, which may come at any time between two releases. For kernels that access
+    host memory, the rules hold for host memory instead of device memory. In neither case does a kernel's working set
+    have to fit.
 
     graph: the one the program was planned for; the program's own transforms are applied to it here. node: the one it is
     to run on, whose memories and links it may use; without one, it may use any. checked: what `check_program` returned
