@@ -236,13 +236,11 @@ class PageFaults:
         """Evicted chunks have left at a time."""
         if at == self.env.instant:
             return
-        left = self.env.timeout(at - self.env.instant)
-        gone = [chunk for chunk in chunks if chunk not in self.moving]
-        self.moving.update(dict.fromkeys(gone, left))
-        self.env.process(self._leave(gone, left))
+        leaving = [chunk for chunk in chunks if chunk not in self.moving]
+        self.moving.update(dict.fromkeys(leaving, self.env.process(self._leave(leaving, at - self.env.instant))))
 
-    def _leave(self, chunks: Iterable[Chunk], left: simpy.Event) -> Events:
-        yield left
+    def _leave(self, chunks: Iterable[Chunk], duration: int) -> Events:
+        yield self.env.timeout(duration)
         for chunk in chunks:
             del self.moving[chunk]
 

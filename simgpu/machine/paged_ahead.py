@@ -88,15 +88,14 @@ class _Prefetch:
             return None
         chunk, now = self.chunks[0], self.env.instant
         migration, batch = pages.prefetch(chunk)
-        left_at = now
-        if migration.evicted:
-            left_at = self._move(OUT, migration.evicted, now)
+        if batch:
+            faults.moving[chunk] = self.env.event()
+        left_at = self._move(OUT, migration.evicted, now) if migration.evicted else now
         faults.leave(pages.victims, left_at)
         faults.note()
         if not batch:
             return None
         self.chunks.popleft()
-        faults.moving[chunk] = self.env.event()
         return _Coming(chunk, batch, migration, max(left_at, now + migration.host_pages * faults.how.host_page_ns))
 
     def begun(self) -> Generator[simpy.Event, Any, _Coming | None]:

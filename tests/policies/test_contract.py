@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.policies.contract import PolicyContract
+from tests.policies.contract import Parameters, PolicyContract
 
 
 class TestIdeal(PolicyContract):
@@ -142,6 +142,16 @@ class TestFlashNeuron(PolicyContract):
 class TestDeepUm(PolicyContract):
     policy = "deepum"
     parameter_sets = ({}, {"degree": 1})
+
+
+class TestDeepUmPages(PolicyContract):
+    policy = "deepum"
+    pools = ("counting",)
+    parameter_sets = ({"migrates": "pages"}, {"migrates": "pages", "degree": 1})
+
+    def settles(self, parameters: Parameters) -> bool:
+        """What was migrated longest ago leaves; chunks in turn, from one iteration on into the next."""
+        return False
 
 
 class TestAccumulate(PolicyContract):
