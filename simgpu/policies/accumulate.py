@@ -79,6 +79,11 @@ class GradientAccumulation(Policy):
             return self._program(context, self.micro_batches)
         return self._smallest(context)
 
+    @property
+    def clairvoyant(self) -> bool:
+        """Whether the policy inside is."""
+        return _inner(self.inside).clairvoyant
+
     def reclaim(self, residents: ResidentChunks) -> Chunk | None:
         """The chunk that the policy inside evicts."""
         return _inner(self.inside).reclaim(residents)

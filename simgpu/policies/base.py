@@ -77,8 +77,7 @@ class Policy(ABC):
 
     name: its name in scenarios. summary: one line. source: paper and section. libraries: distributions that affect its
     decisions, other than those of every run (`simgpu.io.codestate.COMMON`); stored results of other versions are not
-    reused. splits_batch: whether it runs the batch in parts. clairvoyant: whether it knows when blocks are used next:
-    `reclaim` may then ask for it. `plan` checks what the policy needs of a trace and raises
+    reused. splits_batch: whether it runs the batch in parts. `plan` checks what the policy needs of a trace and raises
     `InputError` where the trace lacks it.
 
     >>> from dataclasses import dataclass
@@ -96,7 +95,11 @@ class Policy(ABC):
     source: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]] = ()
     splits_batch: ClassVar[bool] = False
-    clairvoyant: ClassVar[bool] = False
+
+    @property
+    def clairvoyant(self) -> bool:
+        """Whether it knows when a block is used next, and may ask for it in `reclaim`; such a policy sets it."""
+        return False
 
     @property
     def parameters(self) -> dict[str, object]:

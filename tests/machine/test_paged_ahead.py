@@ -111,7 +111,9 @@ def test_chunks_leave_while_others_arrive(pages: int, latency: int):
 
 def test_a_prefetch_of_a_new_block_makes_room_for_its_first_value():
     """Without it, the first value faults, as memory is full."""
-    tasks = graph([kernel("k1", 200, "x"), kernel("k2", 20, "x", "w")], [held("x", PAGE), held("y", PAGE), block("w", PAGE)])
+    tasks = graph(
+        [kernel("k1", 200, "x"), kernel("k2", 20, "x", "w")], [held("x", PAGE), held("y", PAGE), block("w", PAGE)]
+    )
     plain = on_demand(lower(tasks, Placement()), SINGLE)
     assert times(run(plain, tasks, 2 * PAGE))["k2"][0] == 200 + FAULT + PAGE
     result = run(with_prefetches(plain, [[tasks.block("w")], []]), tasks, 2 * PAGE)
@@ -159,7 +161,9 @@ def test_directions_of_a_link_that_exclude_each_other_take_turns():
 
 def test_memory_of_a_block_evicted_ahead_is_free_when_it_has_left():
     """The first value of w then needs no fault; and z is fetched with no eviction on the way."""
-    tasks = graph([kernel("k1", 200, "x"), kernel("k2", 20, "x", "w")], [held("x", PAGE), held("y", PAGE), block("w", PAGE)])
+    tasks = graph(
+        [kernel("k1", 200, "x"), kernel("k2", 20, "x", "w")], [held("x", PAGE), held("y", PAGE), block("w", PAGE)]
+    )
     streams = {COMPUTE: (Signal(0), Launch(0), Launch(1), Release((2,))), D2H: (Await(0), EVICT_Y)}
     result = run(program(streams, [X, Y], residency=SINGLE), tasks, 2 * PAGE)
     assert times(result) == {"k1": (0, 200), "out:y": (0, PAGE), "k2": (200, 220)}

@@ -6,17 +6,21 @@ A comparison of two models, not with a measurement. Its cycles are of 1.2 GHz.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.taskgraph import NEVER, TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
+from simgpu.memory.chunks import Chunk, ResidentChunks
+from simgpu.policies.base import PlanContext
+from simgpu.policies.deepum import DeepUm
 from simgpu.policies.g10.migrations import MigrationPlan
+from simgpu.program.instructions import D2H, Program, Release
 from simgpu.program.lifetimes import lifetimes
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
@@ -123,3 +127,47 @@ def test_deepum_of_the_simulator_drops_dead_memory_late(bert: Trace) -> None:
     result = of(bert, "deepum")
     assert result.metrics.copied_bytes["h2d"] == pytest.approx(soon.copied_in, rel=0.1)
     assert soon.time_ns < result.iteration_ns < late.time_ns < DEEPUM
+
+
+@pytest.mark.slow
+def test_deepum_with_pages_is_faster_than_with_blocks_and_migrates_nearly_as_much(bert: Trace) -> None:
+    """Chunks leave while others arrive, and a kernel waits for its own pages only."""
+    blocks, pages = of(bert, "deepum"), of(bert, "deepum", migrates="pages")
+    copied = pages.metrics.copied_bytes
+    assert copied["h2d"] == pytest.approx(blocks.metrics.copied_bytes["h2d"], rel=0.1)
+    assert copied["d2h"] == pytest.approx(copied["h2d"], rel=0.05)
+    assert pages.ideal_ns < pages.iteration_ns < blocks.iteration_ns < of(bert, "um").iteration_ns
+
+
+@dataclass(frozen=True)
+class DroppedLate(DeepUm):
+    """With that rule of the simulator: memory that is freed stays until it is its turn to leave, without a copy."""
+
+    name = "dropped_late"
+
+    def plan(self, context: PlanContext) -> Program:
+        program = super().plan(context)
+        assert program.residency is not None
+        (segment,) = program.segments
+        releases = segment.streams[D2H]
+        last = [each for each in releases if isinstance(each, Release)]
+        others = [each for each in releases if not isinstance(each, Release)]
+        late = {**segment.streams, D2H: (*others[:-1], *last, others[-1])}
+        return replace(
+            program,
+            segments=(replace(segment, streams=late),),
+            residency=replace(program.residency, write_back_clean=False),
+        )
+
+    def reclaim(self, residents: ResidentChunks) -> Chunk | None:
+        chunk = super().reclaim(residents)
+        if chunk is not None and residents.next_use(chunk) == NEVER:
+            chunk.dirty = 0
+        return chunk
+
+
+@pytest.mark.slow
+def test_with_that_rule_deepum_with_pages_comes_to_the_traffic_and_the_time_of_the_simulator(bert: Trace) -> None:
+    late = simulate(bert, NODE, DroppedLate(migrates="pages"))
+    assert late.metrics.copied_bytes["h2d"] == pytest.approx(13094159 * PAGE, rel=0.05)
+    assert late.iteration_ns == pytest.approx(DEEPUM, rel=0.07)
