@@ -1,4 +1,4 @@
-"""Kernels whose blocks the program does not move, and the implicit streams on which their transfers are shown."""
+"""Kernels of a program that acquires no memory, and the implicit streams on which their transfers are shown."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ImplicitStreams:
 
 
 class Residency(Protocol):
-    """Runs the kernels of a program that does not move its blocks.
+    """Runs the kernels of a program that acquires no memory.
 
     graph: as the machine runs it. memory: the GPU's; host: the host's. implicit: shows what is copied for kernels.
     """

@@ -254,7 +254,7 @@ def _residency(
     *,
     sees_future: bool,
 ) -> Residency | None:
-    """What runs the kernels of a program whose blocks are not in memory that it acquires, None for others.
+    """What runs the kernels of a program that acquires no memory, None for others.
 
     Raises `ProgramError` for several GPUs.
     """

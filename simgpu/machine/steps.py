@@ -63,7 +63,7 @@ def streams_of(
 
     streams: the program's, and others that the machine shows things on. demands: DRAM bandwidth that each kernel takes,
     bytes per second, where copies depend on it. shared: the link to buddy memory, where kernels share it. residency:
-    runs the kernels whose blocks the program does not move.
+    runs the kernels of a program that acquires no memory.
     """
     events: dict[int, tuple[ProgramEvent, int]] = {
         instruction.event: (ProgramEvent(segment.repeat), index)

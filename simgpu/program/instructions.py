@@ -242,9 +242,9 @@ class Program:
     segments: in order. resident: blocks in the memory of GPU 0 when an iteration starts, in the order of allocation;
     other_contents: blocks in other memories. transforms: the policy's changes to its graph (convolution algorithms, for
     example), in order; verify and machine apply them first. unlimited_memory: run without a budget. pool: the pool for
-    which the program was written (``addressed`` if it has offsets), None for any. residency: for a program that moves
-    no blocks, where they are; None if the program acquires memory and copies. sections: the checkpointed sections, in
-    order.
+    which the program was written (``addressed`` if it has offsets), None for any. residency: for a program that
+    acquires no memory, where its blocks are; None if it does. If they are on demand, copies are hints to migrate pages.
+    sections: the checkpointed sections, in order.
     """
 
     segments: tuple[Segment, ...]

@@ -1,4 +1,4 @@
-"""Memory modes of programs that move no blocks: paging on demand, and access to host memory."""
+"""Memory modes of programs that acquire no memory: paging on demand, and access to host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that move no blocks: launches fault blocks in on demand, or kernels access host memory."""
+"""Programs that acquire no memory: launches fault blocks in on demand, or kernels access host memory."""
 
 from __future__ import annotations
 
