@@ -187,7 +187,8 @@ class _Causes:
         if isinstance(residency, Remote):
             return "writes to host memory" if out else "reads from host memory"
         if residency is not None:
-            return "pages evicted" if out else "pages fetched"
+            ahead = StreamId.of(self.timeline.streams[int(self.timeline.stream[row])]) in self.places.program.streams
+            return f"pages {'evicted' if out else 'fetched'}{' ahead' if ahead else ''}"
         kernel = self.places.kernel_during(row)
         issued = "" if kernel is None else f" during {self._kernel(kernel)}"
         if self.places.exchanged(row):

@@ -62,8 +62,13 @@ class ImplicitStreams:
 
     def prefetches(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
         """Note copies for a prefetch, which shows what it fetches on its own stream."""
-        rank = stream.rank if engine == OWN_ENGINES[1] else self.copies_of[min(self.copies_of)][engine]
+        rank = stream.rank if engine == OWN_ENGINES[1] else self.prefetch_evicts
         self._copies(stream, rank, engine, parts, begin, end)
+
+    @property
+    def prefetch_evicts(self) -> int:
+        """The stream that shows what is evicted for prefetches: that of the first stream with kernels."""
+        return self.copies_of[min(self.copies_of)][OWN_ENGINES[0]]
 
     def _copies(self, stream: Stream, rank: int, engine: str, parts: Parts, begin: int, end: int) -> None:
         resource = RESOURCES.index(engine)
@@ -74,13 +79,11 @@ class ImplicitStreams:
             stream.entries.append(Entry(rank, SpanKind.COPY, name, at, until, size, -1, stream.iteration, resource))
             at = until
 
-    def stall(self, stream: Stream, begin: int, end: int, b: int, engine: str = "") -> None:
-        """Note the wait of a kernel for block b: for a copy by this engine, or for memory if it names none."""
+    def stall(self, stream: Stream, begin: int, end: int, b: int, cause: int = -1) -> None:
+        """Note the wait of a kernel for block b: for a copy on the stream `cause`, or for memory if there is none."""
         if begin == end:
             return
-        kind, cause, resource = SpanKind.STALL_MEMORY, -1, RESOURCES.index(DEVICE)
-        if engine:
-            kind, cause, resource = SpanKind.STALL_EVENT, self.copies_of[stream.rank][engine], -1
+        kind, resource = (SpanKind.STALL_MEMORY, RESOURCES.index(DEVICE)) if cause < 0 else (SpanKind.STALL_EVENT, -1)
         name = self.first_block + b
         stream.entries.append(Entry(stream.rank, kind, name, begin, end, 0, cause, stream.iteration, resource))
 

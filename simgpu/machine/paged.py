@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -85,11 +85,18 @@ class Migrated:
     evicted_ahead: int = 0
 
 
+class Moving(NamedTuple):
+    """A chunk on its way: what succeeds when it is there, and the rank of the stream that shows it."""
+
+    there: simpy.Event
+    by: int
+
+
 class PageFaults:
     """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.Residency`.
 
     ahead: whether the program migrates pages ahead of need. server: serves one batch at a time. moving: chunks that are
-    on their way, to the device ahead of need or from it, and when they are there. running: kernels under way; changed:
+    on their way, to the device ahead of need or from it. running: kernels under way; changed:
     succeeds when one begins or ends, None while nobody waits for it. migrated: by iteration.
     """
 
@@ -131,7 +138,7 @@ class PageFaults:
         self.link = Link(node, how.bandwidth)
         self.accesses = block_accesses(graph)
         self.server = simpy.Resource(env)
-        self.moving: dict[Chunk, simpy.Event] = {}
+        self.moving: dict[Chunk, Moving] = {}
         self.running = 0
         self.changed: simpy.Event | None = None
         self.migrated: defaultdict[int, Migrated] = defaultdict(Migrated)
@@ -187,7 +194,7 @@ class PageFaults:
             yield env.timeout(at - env.instant)
             at = self._copy(stream, engine, parts, at, missing)
             if engine == OWN_ENGINES[0]:
-                self.leave(self.pages.victims, at)
+                self.leave(self.pages.victims, at, self.implicit.copies_of[stream.rank][engine])
         yield env.timeout(at - env.instant)
 
     def _begun(self, stream: Stream, k: int, batch: Batch, since: int) -> tuple[list[tuple[str, Parts]], int]:
@@ -212,7 +219,7 @@ class PageFaults:
         """Copy parts of blocks for a kernel, which waits for it; returns the end."""
         begin, end = self.link.book(engine, at, sum(size for _, size in parts))
         self.implicit.copies(stream, engine, parts, begin, end)
-        self.implicit.stall(stream, at, end, missing, engine)
+        self.implicit.stall(stream, at, end, missing, self.implicit.copies_of[stream.rank][engine])
         return end
 
     def _await_moving(self, stream: Stream, batch: Batch, since: int) -> Generator[simpy.Event, Any, int]:
@@ -228,16 +235,18 @@ class PageFaults:
                 chunk = next(iter(self.moving), None)
             if chunk is None:
                 return since
-            yield self.moving[chunk]
-            self.implicit.stall(stream, since, self.env.instant, chunk.block, OWN_ENGINES[1])
+            there, by = self.moving[chunk]
+            yield there
+            self.implicit.stall(stream, since, self.env.instant, chunk.block, by)
             since = self.env.instant
 
-    def leave(self, chunks: Iterable[Chunk], at: int) -> None:
-        """Evicted chunks have left at a time."""
+    def leave(self, chunks: Iterable[Chunk], at: int, by: int) -> None:
+        """Evicted chunks have left at a time. by: the stream that shows it."""
         if at == self.env.instant:
             return
         leaving = [chunk for chunk in chunks if chunk not in self.moving]
-        self.moving.update(dict.fromkeys(leaving, self.env.process(self._leave(leaving, at - self.env.instant))))
+        gone = self.env.process(self._leave(leaving, at - self.env.instant))
+        self.moving.update(dict.fromkeys(leaving, Moving(gone, by)))
 
     def _leave(self, chunks: Iterable[Chunk], duration: int) -> Events:
         yield self.env.timeout(duration)

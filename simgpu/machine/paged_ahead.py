@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import simpy
 
+from simgpu.machine.containers import Cause
 from simgpu.machine.implicit_streams import RESOURCES
 from simgpu.machine.instants import InstantPhase
-from simgpu.machine.paged import PageFaults
+from simgpu.machine.paged import Moving, PageFaults
 from simgpu.machine.simulator import Events, Stream
 from simgpu.memory.chunks import Batch, Chunk, Migration, Parts
+from simgpu.program.instructions import DEVICE
 from simgpu.timeline.model import SpanKind
 from simgpu.timeline.streams import OWN_ENGINES
 
@@ -89,9 +91,9 @@ class _Prefetch:
         chunk, now = self.chunks[0], self.env.instant
         migration, batch = pages.prefetch(chunk)
         if batch:
-            faults.moving[chunk] = self.env.event()
+            faults.moving[chunk] = Moving(self.env.event(), self.stream.rank)
         left_at = self._move(OUT, migration.evicted, now) if migration.evicted else now
-        faults.leave(pages.victims, left_at)
+        faults.leave(pages.victims, left_at, faults.implicit.prefetch_evicts)
         faults.note()
         if not batch:
             return None
@@ -100,37 +102,43 @@ class _Prefetch:
 
     def begun(self) -> Generator[simpy.Event, Any, _Coming | None]:
         """As `begin`, but wait for memory while kernels are under way."""
-        faults = self.faults
+        faults, since = self.faults, self.env.instant
         while (coming := self.begin()) is None and self.chunks:
-            leaving = faults.moving.get(self.chunks[0])
-            if leaving is not None:
-                yield leaving
+            if self.chunks[0] in faults.moving:
+                yield faults.moving[self.chunks[0]].there
             elif faults.running:
                 if faults.changed is None:
                     faults.changed = self.env.event()
                 yield faults.changed
                 yield self.env.timeout(0)  # let a kernel begin after one that has ended
             elif faults.moving:
-                yield next(iter(faults.moving.values()))
+                yield next(iter(faults.moving.values())).there
             else:
-                return None
+                break
+        self.stream.waited(SpanKind.STALL_MEMORY, since, resource=RESOURCES.index(DEVICE))
         return coming
 
     def fetch(self, coming: _Coming) -> Generator[simpy.Event, Any, int]:
         """Begin to fetch a chunk as soon as it has its memory and the link is free; returns when it arrives."""
-        if coming.ready_at > self.env.instant:
-            yield self.env.timeout(coming.ready_at - self.env.instant)
+        implicit, since = self.faults.implicit, self.env.instant
+        if coming.ready_at > since:
+            yield self.env.timeout(coming.ready_at - since)
+            self.stream.waited(
+                SpanKind.STALL_EVENT, since, Cause(implicit.prefetch_evicts, implicit.first_block + coming.chunk.block)
+            )
         if not coming.migration.fetched:
             return self.env.instant
+        since = self.env.instant
         while (free_at := self.faults.link.free_at(IN)) > self.env.instant:
             yield self.env.timeout(free_at - self.env.instant)
+        self.stream.waited(SpanKind.STALL_ENGINE, since)
         return self._move(IN, coming.migration.fetched, self.env.instant)
 
     def arrive(self, coming: _Coming) -> None:
         """The chunk has arrived."""
         faults = self.faults
         faults.pages.arrive(coming.batch)
-        faults.moving.pop(coming.chunk).succeed()
+        faults.moving.pop(coming.chunk).there.succeed()
         faults.note()
         faults.migrated[self.stream.iteration].prefetched += sum(size for _, size in coming.migration.fetched)
 
@@ -155,12 +163,16 @@ class EvictStep:
         yield stream.turn(InstantPhase.START)
         faults, env, follows = self.faults, stream.env, False
         for chunk in faults.pages.chunks(self.block):
+            since = env.instant
             while chunk in faults.moving or faults.link.free_at(OUT) > env.instant:
-                yield faults.moving.get(chunk) or env.timeout(faults.link.free_at(OUT) - env.instant)
+                moving = faults.moving.get(chunk)
+                yield moving.there if moving else env.timeout(faults.link.free_at(OUT) - env.instant)
+            stream.waited(SpanKind.STALL_ENGINE, since)
             if not chunk.resident:
                 continue
             pages, size = faults.pages.begin_eviction(chunk)
-            gone = faults.moving[chunk] = env.event()
+            gone = env.event()
+            faults.moving[chunk] = Moving(gone, stream.rank)
             if size:
                 begin, end = faults.link.book(OUT, env.instant, size, follows=follows)
                 follows = True

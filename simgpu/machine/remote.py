@@ -71,7 +71,7 @@ class _RemoteKernelStep:
             implicit.copies(stream, engine, parts, since, ends[engine])
         if ends:
             last = max(ends, key=lambda engine: (ends[engine], OWN_ENGINES.index(engine)))
-            implicit.stall(stream, since, computing, self.parts[last][0][0], last)
+            implicit.stall(stream, since, computing, self.parts[last][0][0], implicit.copies_of[stream.rank][last])
         stream.worked(self.kernel.kind, self.kernel.name, computing)
 
     def _pass(self, env: InstantOrder, engine: str, ends: dict[str, int]) -> Events:
