@@ -56,21 +56,14 @@ class ImplicitStreams:
             for stream, copies in _implicit(streams).items()
         }
 
-    def copies(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
-        """Note copies of blocks for a kernel, one after the other, from begin to end."""
-        self._copies(stream, self.copies_of[stream.rank][engine], engine, parts, begin, end)
-
-    def prefetches(self, stream: Stream, engine: str, parts: Parts, begin: int, end: int) -> None:
-        """Note copies for a prefetch, which shows what it fetches on its own stream."""
-        rank = stream.rank if engine == OWN_ENGINES[1] else self.prefetch_evicts
-        self._copies(stream, rank, engine, parts, begin, end)
-
     @property
     def prefetch_evicts(self) -> int:
         """The stream that shows what is evicted for prefetches: that of the first stream with kernels."""
         return self.copies_of[min(self.copies_of)][OWN_ENGINES[0]]
 
-    def _copies(self, stream: Stream, rank: int, engine: str, parts: Parts, begin: int, end: int) -> None:
+    def copies(self, stream: Stream, rank: int, engine: str, parts: Parts, begin: int, end: int) -> None:
+        """Note copies of blocks for a stream, one after the other, from begin to end. rank: of the stream that shows
+        them."""
         resource = RESOURCES.index(engine)
         total = sum(size for _, size in parts)
         at = begin

@@ -213,13 +213,18 @@ class PageFaults:
         migrated.faults += sum(absent.bit_count() for absent, _ in batch.values())
         at = now + times * self.how.fault_latency_ns + host_pages * self.how.host_page_ns
         self.implicit.stall(stream, since, at, missing)
-        return [(engine, parts) for engine, parts in zip(OWN_ENGINES, (evicted, fetched), strict=True) if parts], at
+        out, back = OWN_ENGINES
+        moves = [(out, evicted)] if evicted else []
+        if fetched:
+            moves.append((back, fetched))
+        return moves, at
 
     def _copy(self, stream: Stream, engine: str, parts: Parts, at: int, missing: int) -> int:
         """Copy parts of blocks for a kernel, which waits for it; returns the end."""
         begin, end = self.link.book(engine, at, sum(size for _, size in parts))
-        self.implicit.copies(stream, engine, parts, begin, end)
-        self.implicit.stall(stream, at, end, missing, self.implicit.copies_of[stream.rank][engine])
+        by = self.implicit.copies_of[stream.rank][engine]
+        self.implicit.copies(stream, by, engine, parts, begin, end)
+        self.implicit.stall(stream, at, end, missing, by)
         return end
 
     def _await_moving(self, stream: Stream, batch: Batch, since: int) -> Generator[simpy.Event, Any, int]:

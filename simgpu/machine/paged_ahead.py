@@ -137,7 +137,7 @@ class _Prefetch:
     def arrive(self, coming: _Coming) -> None:
         """The chunk has arrived."""
         faults = self.faults
-        faults.pages.arrive(coming.batch)
+        faults.pages.arrive_ahead(coming.batch)
         faults.moving.pop(coming.chunk).there.succeed()
         faults.note()
         faults.migrated[self.stream.iteration].prefetched += sum(size for _, size in coming.migration.fetched)
@@ -147,7 +147,8 @@ class _Prefetch:
         size = sum(size for _, size in parts)
         begin, end = self.faults.link.book(engine, at, size, follows=engine in self.follows)
         self.follows.add(engine)
-        self.faults.implicit.prefetches(self.stream, engine, parts, begin, end)
+        by = self.stream.rank if engine == IN else self.faults.implicit.prefetch_evicts
+        self.faults.implicit.copies(self.stream, by, engine, parts, begin, end)
         return end
 
 

@@ -68,7 +68,7 @@ class _RemoteKernelStep:
         yield stream.turn(InstantPhase.END)
         computing, implicit = env.instant - duration, self.remote.implicit
         for engine, parts in self.parts.items():
-            implicit.copies(stream, engine, parts, since, ends[engine])
+            implicit.copies(stream, implicit.copies_of[stream.rank][engine], engine, parts, since, ends[engine])
         if ends:
             last = max(ends, key=lambda engine: (ends[engine], OWN_ENGINES.index(engine)))
             implicit.stall(stream, since, computing, self.parts[last][0][0], implicit.copies_of[stream.rank][last])

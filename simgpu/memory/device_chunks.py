@@ -12,9 +12,9 @@ from simgpu.memory.pool import UNLIMITED
 class DeviceChunks:
     """Device memory in chunks of pages. capacity: bytes, None for unlimited; page: bytes of one.
 
-    live, used: bytes of device memory, without and with padding; high_water: the most that were used. in_flight: those
-    on their way, which cannot be evicted. host_only: bytes whose values are only on the host. victims: the chunks that
-    were evicted last, together.
+    live, used: bytes of device memory, without and with padding; high_water: the most that were used. serving: those of
+    the batch of faults that is being served; in_flight: others on their way. Neither can be evicted. host_only: bytes
+    whose values are only on the host. victims: the chunks that were evicted last, together.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DeviceChunks:
         self.reclaim = reclaim
         self._residents = ResidentChunks(uses)
         self.live = self.used = self.high_water = 0
-        self.in_flight = self.host_only = 0
+        self.serving = self.in_flight = self.host_only = 0
         self.victims: list[Chunk] = []
 
     @property
@@ -68,11 +68,10 @@ class DeviceChunks:
             append_part(evicted, victim.block, self._evict(victim))
         return evicted
 
-    def _allocate_batch(self, batch: Batch, size: int) -> tuple[Parts, int]:
+    def _allocate_batch(self, batch: Batch) -> tuple[Parts, int]:
         """Allocate the pages of a batch; what is fetched for them, and how many of them the host has written."""
         fetched: Parts = []
         host_pages = 0
-        self.in_flight += size
         for chunk, (pages, _) in batch.items():
             self._enter(chunk, pages)
             chunk.coming |= pages
@@ -88,8 +87,11 @@ class DeviceChunks:
 
     def arrive(self, batch: Batch) -> None:
         """Mark the pages of a served batch as resident."""
+        self.serving = 0
+        self._mark_resident(batch)
+
+    def _mark_resident(self, batch: Batch) -> None:
         for chunk, (pages, dirty) in batch.items():
-            self.in_flight -= self.bytes_of(chunk, pages)
             chunk.coming &= ~pages
             chunk.resident |= pages
             chunk.dirty |= dirty | (pages & ~chunk.on_host)

@@ -317,7 +317,8 @@ class PagedPool(DeviceChunks):
             raise BatchTooLargeError(need)
         self._touch_resident(batch)
         evicted = self._make_room(need)
-        fetched, host_pages = self._allocate_batch(batch, need)
+        fetched, host_pages = self._allocate_batch(batch)
+        self.serving = need
         return Migration(evicted, fetched, times, host_pages)
 
     def _evict(self, chunk: Chunk) -> int:

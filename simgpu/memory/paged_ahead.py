@@ -22,7 +22,7 @@ class PrefetchingPool(PagedPool):
     >>> migration, batch = pool.prefetch(chunk)
     >>> migration.evicted, migration.fetched, pool.absent(chunk)
     ([(0, 100)], [(1, 100)], 0)
-    >>> pool.arrive(batch)
+    >>> pool.arrive_ahead(batch)
     >>> pool.begin_eviction(chunk), pool.used
     ((1, 100), 100)
     >>> pool.end_eviction(chunk, 1)
@@ -45,7 +45,7 @@ class PrefetchingPool(PagedPool):
         self.victims = []
         pages = self.absent(chunk)
         need = self.bytes_of(chunk, pages)
-        if need > self.limit - self.in_flight:
+        if need > self.limit - self.in_flight - self.serving:
             return Migration([], []), {}
         batch: Batch = {chunk: [pages, 0]}
         self._touch_resident(batch)
@@ -54,8 +54,14 @@ class PrefetchingPool(PagedPool):
         self._residents.for_prefetch = False
         if self.limit - self.used < need:
             return Migration(evicted, []), {}
-        fetched, host_pages = self._allocate_batch(batch, need)
+        fetched, host_pages = self._allocate_batch(batch)
+        self.in_flight += need
         return Migration(evicted, fetched, host_pages=host_pages), batch
+
+    def arrive_ahead(self, batch: Batch) -> None:
+        """Mark the pages of a prefetched chunk as resident."""
+        self.in_flight -= self._bytes_of_batch(batch)
+        self._mark_resident(batch)
 
     def can_serve(self, batch: Batch) -> bool:
         """Whether memory can be had for the absent pages of a batch now, or never."""
