@@ -329,6 +329,27 @@ def test_runs_with_hints_respect_memory_link_and_time(trace, how: Paged, data: s
             assert -size <= total[OUT][name] - total[IN][name] <= size
 
 
+@settings(deadline=None, max_examples=80)
+@given(traces(streams=3), paged(), st.data())
+def test_hints_that_nothing_awaits_beside_several_streams_of_kernels(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+    """Two copy streams migrate blocks that are never released, in any order."""
+    tasks = TaskGraph.of(trace)
+    plain = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
+    (segment,) = plain.segments
+    move = st.builds(Copy, st.sampled_from(plain.resident or (0,)), st.just(HOST), st.just(DEVICE))
+    moves = st.lists(move | move.map(lambda copy: Copy(copy.block, DEVICE, HOST)), max_size=8 if plain.resident else 0)
+    streams = {**segment.streams, H2D: tuple(data.draw(moves)), D2H: tuple(data.draw(moves))}
+    code = replace(plain, segments=(replace(segment, streams=streams),))
+    budget = budgets(tasks, how, data)
+    result = run(code, tasks, budget, iterations=3)
+    assert outcome(run(code, tasks, budget, iterations=3)) == outcome(result)
+    assert max(curve.used.max() for curve in result.timeline.device_memories) <= result.high_water <= budget
+    for iteration in range(3):
+        start, end = result.timeline.window(iteration)
+        assert breakdown(result.timeline, iteration).total == end - start
+    assert Counter(s.name for s in result.timeline if s.kind is SpanKind.COMPUTE) == {k.id: 3 for k in trace.kernels}
+
+
 def lasts(code: Program, tasks: TaskGraph, budget: int) -> Sequence[int]:
     return run(code, tasks, budget, iterations=3).timeline.iteration_ends_ns
 
