@@ -91,6 +91,11 @@ def test_a_kernel_waits_exactly_for_the_rest_of_a_prefetch(first: int):
     assert result.notes == ("128 B prefetched in the last iteration",)
 
 
+def test_a_prefetch_that_begins_with_its_kernel_comes_before_its_faults():
+    tasks = graph([kernel("k1", 10, "z"), kernel("k2", 20, "x")], [held(name, PAGE) for name in "xyz"])
+    assert times(run(hinted(FETCH_Z), tasks, 2 * PAGE))["k1"] == (2 * PAGE, 2 * PAGE + 10)
+
+
 def test_without_the_prefetch_the_kernel_faults():
     code = program({COMPUTE: (Launch(0), Launch(1))}, [X, Y, Z], residency=SINGLE)
     assert times(run(code, three_blocks(300), 2 * PAGE))["k2"][0] == 300 + FAULT + 2 * PAGE
@@ -191,20 +196,22 @@ def test_evicting_what_is_not_there_does_nothing():
 # --- the policy's hook --------------------------------------------------------------------------------------
 
 
-def test_a_prefetch_that_may_evict_nothing_waits_for_the_next_kernel():
-    """While k1 runs, the policy lets nothing go; k2 has begun when y leaves, and k3 waits for the rest."""
-    kernels = [kernel("k1", 100, "x"), kernel("k2", 50, "x"), kernel("k3", 20, "z")]
+def test_a_prefetch_that_may_evict_nothing_waits_for_the_end_of_kernels():
+    """While k1 and k2 run, the policy lets nothing go; y leaves when k2 has ended, and k4 waits for the rest."""
+    kernels = [kernel("k1", 100, "x"), kernel("k2", 50, "x"), kernel("k3", 50, "x"), kernel("k4", 20, "z")]
     tasks = graph(kernels, [held(name, PAGE) for name in "xyz"])
 
     def reclaim(residents: ResidentChunks) -> Chunk | None:
         z_in = residents.uses(Z) if residents.uses else 0
-        return None if residents.for_prefetch and z_in == 2 else least_recently_used(residents)
+        return None if residents.for_prefetch and z_in >= 2 else least_recently_used(residents)
 
-    streams = {COMPUTE: (Signal(0), *map(Launch, range(3))), H2D: (Await(0), FETCH_Z)}
+    streams = {COMPUTE: (Signal(0), *map(Launch, range(4))), H2D: (Await(0), FETCH_Z)}
     code = program(streams, [X, Y, Z], residency=SINGLE)
     result = run(code, tasks, 2 * PAGE, reclaim=reclaim, sees_future=True)
-    assert times(result)["out:y"] == (100, 100 + PAGE)
-    assert times(result)["k3"] == (100 + 2 * PAGE, 120 + 2 * PAGE)
+    assert times(result)["out:y"] == (150, 150 + PAGE)
+    assert times(result)["k4"] == (150 + 2 * PAGE, 170 + 2 * PAGE)
+    waits = [(s.label, s.start_ns, s.end_ns) for s in result.timeline if s.kind.is_stall and s.stream == "h2d"]
+    assert waits == [("stall_device_memory", 0, 150), ("stall_event", 150, 150 + PAGE)]
 
 
 def test_a_prefetch_for_which_nothing_may_leave_ends_when_no_kernel_is_under_way():
