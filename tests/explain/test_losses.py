@@ -13,6 +13,7 @@ from simgpu.analysis.breakdown import Owner
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.losses import Loss, losses, overhead_parts
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.policies.deepum import DeepUm
 from simgpu.simulation.result import Result
 from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind as K
@@ -124,6 +125,15 @@ def test_every_loss_of_a_recorded_network_has_tensor_engine_and_decision(policy:
         assert loss.cause.reason or not loss.stalled
         assert loss.tensor_bytes > 0
         assert loss.what
+
+
+def test_waits_for_prefetched_pages_name_the_copy_that_they_wait_for() -> None:
+    scenario = load_scenario("quickstart")
+    policy = DeepUm(degree=2, migrates="pages")
+    outcome = check_sums(simulate(scenario.trace, scenario.node, policy, budget="20 MiB"))
+    decisions = {(loss.cause.engine, loss.cause.decision) for loss in outcome if loss.stalled}
+    assert {("h2d", "pages fetched ahead"), ("d2h1", "pages evicted")} <= decisions
+    assert all(loss.cause.reason.endswith("accesses it") for loss in outcome if loss.stalled)
 
 
 def test_recomputation_is_attributed_to_the_recomputed_tensors() -> None:

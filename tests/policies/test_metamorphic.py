@@ -33,6 +33,7 @@ STATIC: dict[str, Choice] = {
 OTHERS: dict[str, Choice] = {
     **{name: (name, {}) for name in ("superneurons", "capuchin", "um", "dtr", "lru", "belady", "g10", "flashneuron")},
     "deepum": ("deepum", {"degree": 2}),
+    "deepum-pages": ("deepum", {"degree": 2, "migrates": "pages"}),
     "dtr-dtr": ("dtr", {"heuristic": "dtr"}),
 }
 SEARCHING: dict[str, Choice] = {
