@@ -96,8 +96,8 @@ class PageFaults:
     """Serves the page faults of a GPU's kernels, as a `simgpu.machine.implicit_streams.Residency`.
 
     ahead: whether the program migrates pages ahead of need. server: serves one batch at a time. moving: chunks that are
-    on their way, to the device ahead of need or from it. running: kernels under way; changed:
-    succeeds when one begins or ends, None while nobody waits for it. migrated: by iteration.
+    on their way, to the device ahead of need or from it. running: kernels under way; changed: succeeds when one begins
+    or ends, None while nobody waits for it. migrated: by iteration.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class PageFaults:
             at = self._copy(stream, engine, parts, at, missing)
         return at - self.env.instant
 
-    def serve_beside(self, stream: Stream, k: int, batch: Batch, since: int) -> Events:
-        """As `serve`, beside migrations ahead of need, which use the link until the copies begin."""
+    def serve_while_migrating(self, stream: Stream, k: int, batch: Batch, since: int) -> Events:
+        """As `serve`, where others migrate ahead of need: they may use the link until the copies begin."""
         missing, env = next(iter(batch)).block, self.env
         since = yield from self._await_moving(stream, batch, since)
         moves, at = self._begun(stream, k, batch, since)
@@ -194,7 +194,7 @@ class PageFaults:
             yield env.timeout(at - env.instant)
             at = self._copy(stream, engine, parts, at, missing)
             if engine == OWN_ENGINES[0]:
-                self.leave(self.pages.victims, at, self.implicit.copies_of[stream.rank][engine])
+                self.evicting(self.pages.victims, at, self.implicit.copies_of[stream.rank][engine])
         yield env.timeout(at - env.instant)
 
     def _begun(self, stream: Stream, k: int, batch: Batch, since: int) -> tuple[list[tuple[str, Parts]], int]:
@@ -245,15 +245,15 @@ class PageFaults:
             self.implicit.stall(stream, since, self.env.instant, chunk.block, by)
             since = self.env.instant
 
-    def leave(self, chunks: Iterable[Chunk], at: int, by: int) -> None:
-        """Evicted chunks have left at a time. by: the stream that shows it."""
-        if at == self.env.instant:
+    def evicting(self, chunks: Iterable[Chunk], until: int, by: int) -> None:
+        """Chunks are on their way to the host until a time. by: the stream that shows it."""
+        if until == self.env.instant:
             return
-        leaving = [chunk for chunk in chunks if chunk not in self.moving]
-        gone = self.env.process(self._leave(leaving, at - self.env.instant))
-        self.moving.update(dict.fromkeys(leaving, Moving(gone, by)))
+        evicted = [chunk for chunk in chunks if chunk not in self.moving]
+        there = self.env.process(self._evicting(evicted, until - self.env.instant))
+        self.moving.update(dict.fromkeys(evicted, Moving(there, by)))
 
-    def _leave(self, chunks: Iterable[Chunk], duration: int) -> Events:
+    def _evicting(self, chunks: Iterable[Chunk], duration: int) -> Events:
         yield self.env.timeout(duration)
         for chunk in chunks:
             del self.moving[chunk]
@@ -287,7 +287,7 @@ class _FaultingKernelStep:
             with faults.server.request() as server:
                 yield server
                 if faults.ahead:
-                    yield from faults.serve_beside(stream, k, batch, since)
+                    yield from faults.serve_while_migrating(stream, k, batch, since)
                 elif duration := faults.serve(stream, k, batch, since):
                     yield stream.env.timeout(duration)
                 faults.pages.arrive(batch)

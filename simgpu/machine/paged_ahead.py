@@ -2,15 +2,15 @@
 
 To the device, it is `cudaMemPrefetchAsync`: the absent pages of the block migrate without faults, chunk by chunk, as
 the driver goes from VA block to VA block (nvidia-uvm/uvm_migrate.c). Pages without a value get memory, as CUDA's
-documentation says. Chunks are evicted for it by the policy's `reclaim`; those for the next chunk leave while one
-arrives. If the policy lets none go, the prefetch waits until a kernel begins or ends and asks again; when no kernel is
-under way, it ends without the rest. So it never holds up for good what waits for it, and pages that it lacks fault.
+documentation says. The policy's `reclaim` picks chunks to evict for it; those for the next chunk are evicted while one
+is fetched. If the policy keeps all, the prefetch waits until a kernel begins or ends and asks again; when no kernel is
+under way, it ends without the rest. So it never blocks for good what waits for it, and pages that it lacks fault.
 
-To the host, it evicts the chunks of the block, whose memory is free when the last byte of each has left.
+To the host, it evicts the chunks of the block; the memory of each is free when its last byte has been copied.
 
 Neither pays the latency of a fault; the link's latency counts once for each block and direction. What a kernel that
-computes has accessed before may leave at no cost to it, see `simgpu.machine.paged`: a policy's `reclaim` should let it
-stay.
+computes has accessed before may be evicted at no cost to it (`simgpu.machine.paged`), so a policy's `reclaim` should
+keep it.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class _Prefetch:
         migration, batch = pages.prefetch(chunk)
         if batch:
             faults.moving[chunk] = Moving(self.env.event(), self.stream.rank)
-        left_at = self._move(OUT, migration.evicted, now) if migration.evicted else now
-        faults.leave(pages.victims, left_at, faults.implicit.prefetch_evicts)
+        evicted_at = self._move(OUT, migration.evicted, now) if migration.evicted else now
+        faults.evicting(pages.victims, evicted_at, faults.implicit.prefetch_evicts)
         faults.note()
         if not batch:
             return None
         self.chunks.popleft()
-        return _Coming(chunk, batch, migration, max(left_at, now + migration.host_pages * faults.how.host_page_ns))
+        return _Coming(chunk, batch, migration, max(evicted_at, now + migration.host_pages * faults.how.host_page_ns))
 
     def begun(self) -> Generator[simpy.Event, Any, _Coming | None]:
         """As `begin`, but wait for memory while kernels are under way."""
@@ -172,8 +172,8 @@ class EvictStep:
             if not chunk.resident:
                 continue
             pages, size = faults.pages.begin_eviction(chunk)
-            gone = env.event()
-            faults.moving[chunk] = Moving(gone, stream.rank)
+            there = env.event()
+            faults.moving[chunk] = Moving(there, stream.rank)
             if size:
                 begin, end = faults.link.book(OUT, env.instant, size, follows=follows)
                 follows = True
@@ -183,6 +183,6 @@ class EvictStep:
                 stream.worked(SpanKind.COPY, name, begin, size, RESOURCES.index(OUT))
             faults.pages.end_eviction(chunk, pages)
             del faults.moving[chunk]
-            gone.succeed()
+            there.succeed()
             faults.note()
             faults.migrated[stream.iteration].evicted_ahead += size

@@ -18,7 +18,7 @@ class PrefetchingPool(PagedPool):
     >>> pool = PrefetchingPool([100, 100], 100, page=100, chunk=100, fault_batch=1)
     >>> pool.acquire(pool.prepare([0, 1], [100, 100]))  # the second block stays on the host
     True
-    >>> ((chunk,)) = pool.chunks(1)
+    >>> (chunk,) = pool.chunks(1)
     >>> migration, batch = pool.prefetch(chunk)
     >>> migration.evicted, migration.fetched, pool.absent(chunk)
     ([(0, 100)], [(1, 100)], 0)
@@ -40,7 +40,7 @@ class PrefetchingPool(PagedPool):
 
     def prefetch(self, chunk: Chunk) -> tuple[Migration, Batch]:
         """Begin to fetch the absent pages of a chunk; new ones get memory. Returns what moves, and what will arrive:
-        nothing if too much is on its way, or as the policy lets too few chunks go.
+        nothing if too much is on its way, or the policy keeps too many chunks.
         """
         self.victims = []
         pages = self.absent(chunk)

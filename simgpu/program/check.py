@@ -178,11 +178,8 @@ def _faults_of_residency(residency: object) -> Iterator[str]:
         return
     for field in fields(residency):
         value = getattr(residency, field.name)
-        if field.name in ("first_touch", "write_back_clean"):
-            fault = bool_fault(field.name, value)
-        else:
-            fault = "" if field.name == "bandwidth" and value is None else int_fault(field.name, value)
-        if fault:
+        check = bool_fault if field.name in ("first_touch", "write_back_clean") else int_fault
+        if not (field.name == "bandwidth" and value is None) and (fault := check(field.name, value)):
             yield f"residency: {fault}"
 
 
@@ -300,10 +297,6 @@ class _Checking:
         self.memories = dict.fromkeys(writer.memories)
         return columns
 
-    @property
-    def _is_paged(self) -> bool:
-        return isinstance(self.program.residency, Paged)
-
     def _stream(self, index: int, stream: StreamId, code: Sequence[Any]) -> None:
         checks = self._check
         for position, instruction in enumerate(code):
@@ -400,9 +393,9 @@ class _Checking:
 
     def _form_fault(self, block: int, form: int | None, memory: str) -> str:
         """The mistake of an instruction that copies, encodes or decodes a block."""
-        if self.program.residency is not None and not self._is_paged:
+        if isinstance(self.program.residency, Remote):
             return "the program's blocks are not its own to move"
-        if self._is_paged and form is not None:
+        if self.program.residency is not None and form is not None:
             return "the program's blocks are pages on demand, and these have no encoded forms"
         fault = number_fault("block", block, self.blocks, "blocks") or self._memory(memory)
         return fault if fault or form is None else self._form(block, form)

@@ -338,7 +338,7 @@ def test_runs_with_hints_respect_memory_link_and_time(trace, how: Paged, data: s
 
 @settings(deadline=None, max_examples=80)
 @given(traces(streams=3), paged(), st.data())
-def test_hints_that_nothing_awaits_beside_several_streams_of_kernels(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+def test_hints_that_nothing_awaits_next_to_several_streams_of_kernels(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
     """Two copy streams migrate blocks that are never released, in any order."""
     tasks = TaskGraph.of(trace)
     plain = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)

@@ -100,7 +100,7 @@ def test_copies_of_blocks_in_host_memory_are_refused():
 
 @pytest.mark.parametrize("way", [(HOST, DEVICE), (DEVICE, HOST)])
 def test_a_copy_of_an_on_demand_block_is_a_hint_that_only_its_releases_must_know(way: tuple[str, str]):
-    """It may come before the first value, between uses, or while a kernel runs; never after a release, or beside it."""
+    """It may come before the first value, between uses, or while a kernel runs; not after a release, or during one."""
     hint = Copy(A, *way)
     known = [MAKE, USE, Await(0), Release((A,)), STEP, Release((B,))]
     verify(paged([Signal(1), *known], out=[Await(1), hint, Signal(0)]), TASKS)
@@ -108,8 +108,8 @@ def test_a_copy_of_an_on_demand_block_is_a_hint_that_only_its_releases_must_know
     verify(paged(ALONE, out=[Copy(W, *way)]), TASKS)
     # Of the next iteration, it may come before this one's release.
     refused(paged(known, out=[hint, Signal(0)]), "block a may still hold device memory")
-    beside = paged([MAKE, USE, Signal(0), hint, STEP, Release((B,))], out=[Await(0), Release((A,))])
-    refused(beside, "a is released while compute may still be migrating it")
+    unordered = paged([MAKE, USE, Signal(0), hint, STEP, Release((B,))], out=[Await(0), Release((A,))])
+    refused(unordered, "a is released while compute may still be migrating it")
     refused(paged([*ALONE, hint]), "leaves block a in device memory")
 
 
