@@ -261,7 +261,7 @@ def _residency(
     if program.residency is None:
         return None
     if program.gpus > 1:
-        raise ProgramError("a program that does not move its blocks must use one GPU; this one uses several")
+        raise ProgramError("a program that acquires no memory must use one GPU; this one uses several")
     implicit = ImplicitStreams(program.streams, graph)
     if isinstance(program.residency, Paged):
         ahead = any(

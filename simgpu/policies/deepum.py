@@ -7,13 +7,15 @@ migrated to the device longest ago, and is not used by the kernels just ahead.
 The rules are those of the simulator of G10 (platformxlab/G10), which compares itself with DeepUM: before kernel i, what
 kernel i + `degree` uses is migrated. Here it differs:
 
+* Memory that the framework has freed is free at once; in the simulator it stays until it is its turn to be evicted.
 * `migrates=blocks`: blocks move whole, by copies, and kernels wait for them; weights and optimizer state are in device
-  memory when an iteration begins and ends.
-* `migrates=pages`: under Unified Memory (`simgpu.policies.unified`, with its defaults). Pages without a value get
-  memory ahead, so that their kernel finds it free. Pages that are missing all the same fault, and cost what faults cost
-  there; the simulator takes the time of a kernel under page faults from a recording.
-* Memory that the framework has freed is free at once; in the simulator it stays until it is its turn to leave.
-* For a fault, too, what the kernels just ahead use leaves last; the simulator takes what came first.
+  memory when an iteration begins and ends. Only values are migrated ahead; the simulator allocates ahead too.
+* `migrates=pages`: under Unified Memory (`simgpu.policies.unified`, with its defaults). Pages that are missing fault,
+  and cost what faults cost there; the simulator takes the time of a kernel under page faults from a recording. For a
+  fault, too, what the kernels just ahead use is evicted last; the simulator takes what was migrated first.
+
+As in DeepUM, faults are served before prefetches. Its own text was not available: how it evicts is as the simulator has
+it.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class _Run:
             what = f"policy {self.policy.name} plans addresses, and the {pool} pool takes none"
             raise InputError.single("", "pool", what, "leave it out, or ask for addressed")
         if pool in ("addressed", "caching") and program.residency is not None:
-            what = f"blocks that policy {self.policy.name} does not move have no addresses in a pool"
+            what = f"policy {self.policy.name} acquires no memory from a pool: its blocks have no addresses"
             raise InputError.single("", "pool", what, "leave it out, or ask for counting")
         return pool or program.pool or "counting"
 
