@@ -311,7 +311,7 @@ def test_runs_with_hints_respect_memory_link_and_time(trace, how: Paged, data: s
     on = node(engines=data.draw(st.integers(1, 2)), latency=3)
     results = [
         run(code, tasks, budget, on=on, iterations=3, reclaim=reclaim, sees_future=True, engine=engine)
-        for engine in ("simpy", "auto")
+        for engine in ("simpy", "compiled")
     ]
     assert outcome(results[0]) == outcome(results[1])
     result = results[0]
