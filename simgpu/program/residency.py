@@ -102,8 +102,10 @@ def with_prefetches(program: Program, ahead: Sequence[Sequence[int]]) -> Program
         if not isinstance(each, Release):
             kernels.append(each)
             continue
-        hints = [last[b] for b in each.blocks if b in last]
-        releases += [Await(begun), *(Await(prefetched + max(hints)) for _ in hints[:1]), each]
+        releases.append(Await(begun))
+        if hints := [last[b] for b in each.blocks if b in last]:
+            releases.append(Await(prefetched + max(hints)))
+        releases.append(each)
     prefetches: list[Instruction] = []
     for k, blocks in enumerate(ahead):
         if blocks:
