@@ -19,7 +19,17 @@ class Chunk:
     """
 
     __slots__ = (
-        *("block", "by_host", "coming", "dirty", "full", "index", "last", "on_host", "padding", "resident", "short"),
+        "block",
+        "by_host",
+        "coming",
+        "dirty",
+        "full",
+        "index",
+        "last",
+        "on_host",
+        "padding",
+        "resident",
+        "short",
     )
 
     def __init__(self, block: int, index: int, full: int) -> None:
