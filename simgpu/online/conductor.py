@@ -26,7 +26,7 @@ from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
 from simgpu.online.memory import OnlineMemory
 from simgpu.online.recomputation import Recomputation
 from simgpu.online.view import View
-from simgpu.program.instructions import Program, Segment
+from simgpu.program.instructions import InitialContents, Program, Segment
 from simgpu.program.lifetimes import lifetimes
 
 #: Decisions that the message about an illegal one lists.
@@ -45,7 +45,7 @@ class _Rerun(NamedTuple):
 class Conductor:
     """One iteration. frees: whether blocks are freed when the framework frees them, or when memory is short.
 
-    sees_future: whether the policy may ask for next uses.
+    sees_future: whether the policy may ask for next uses. offloads: whether it uses other memories.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class Conductor:
         *,
         frees: bool = True,
         sees_future: bool = False,
+        offloads: bool = True,
     ) -> None:
-        self.graph, self.decider, self._frees = graph, decider, frees
+        self.graph, self.decider, self._frees, self._offloads = graph, decider, frees, offloads
         releases = graph.recorded_releases
         self.recomputation = Recomputation(graph, releases)
         self._births, self._deaths, self._survivors, self._reinitialized = lifetimes(graph, releases)
@@ -118,23 +119,50 @@ class Conductor:
         self.view.kernel = len(graph.kernels)
         self._end(lasting)
         streams = {stream: memory.code[stream].code() for stream in sorted(memory.code, key=lambda each: each.rank)}
-        return Program((Segment(streams),), resident=tuple(lasting))
+        homes: dict[str, list[int]] = {}
+        for b, home in self.view.homes.items():
+            homes.setdefault(home, []).append(b)
+        contents = tuple(InitialContents(home, tuple(blocks)) for home, blocks in homes.items())
+        resident = tuple(b for b in lasting if b not in self.view.homes)
+        return Program((Segment(streams),), resident=resident, other_contents=contents)
 
     def _begin(self, lasting: list[int]) -> None:
         """What is persistent is there; what of it is freed in mid-iteration gets its initial value."""
-        view, memory, there = self.view, self.memory, [*lasting, *self._reinitialized]
-        view.free -= int(view.sizes[there].sum())
+        view, memory = self.view, self.memory
+        view.free -= int(view.sizes[[*lasting, *self._reinitialized]].sum())
+        if view.free < 0:
+            self._find_homes(lasting)
         if view.free < 0:
             raise memory.out_of_memory("what is persistent, before the first kernel,", view.budget - view.free)
+        there = [*(b for b in lasting if b not in view.homes), *self._reinitialized]
         if self._reinitialized:
             memory.compute.acquire(self._reinitialized)
             memory.compute.initialize(self._reinitialized)
         for b in there:
             memory.arrives(b)
 
+    def _find_homes(self, lasting: list[int]) -> None:
+        """Other memories for what is persistent and used last, until the rest fits into device memory."""
+        view, uses = self.view, self.graph.uses
+        for b in sorted(lasting, key=lambda b: -(uses[b][0] if uses[b] else len(self.graph.kernels))):
+            home = view.place_for(b) if self._offloads and view.sizes[b] else None
+            if view.free < 0 and home is not None:
+                view.homes[b] = home
+                view.away[home].add(b)
+                room = view.room[home]
+                view.room[home] = None if room is None else room - view.bytes_in(home, b)
+                view.free += int(view.sizes[b])
+
     def _end(self, lasting: list[int]) -> None:
         """Brings back what is to be there, and frees the rest."""
-        memory, kept = self.memory, [*self._survivors, *lasting]
+        memory = self.memory
+        for b, home in self.view.homes.items():
+            memory.wait_until_left(b)
+            if b not in self.view.away[home]:
+                self._bring(b)
+                memory.wait_for(b)
+            memory.go_home(b, home)
+        kept = [*self._survivors, *(b for b in lasting if b not in self.view.homes)]
         for b in kept:
             self._bring(b)
             memory.lock(b)
@@ -142,7 +170,7 @@ class Conductor:
         memory.unlock(kept)
         held = set(lasting)
         memory.free(b for b in range(len(self.graph.sizes)) if b not in held and memory.exists(b))
-        memory.forget_copies(lasting)
+        memory.forget_copies(kept)
         memory.finish()
 
     # --- kernels ----------------------------------------------------------------------------------------------

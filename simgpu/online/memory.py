@@ -136,14 +136,29 @@ class OnlineMemory:
         self.forget_copies(blocks)
 
     def forget_copies(self, blocks: Iterable[int]) -> None:
-        """Releases copies in other memories: the block changes, or nothing needs it any more."""
+        """Gives up copies in other memories: the block changes, or nothing needs it any more. Homes stay acquired."""
         for b in blocks:
             for memory, there in self.view.away.items():
                 if b in there:
-                    there.discard(b)
-                    self.order(b)
-                    self.compute.release((b,), memory)
-                    self._grow(memory, self.view.bytes_in(memory, b))
+                    self._forget_copy(b, memory)
+
+    def _forget_copy(self, b: int, memory: str) -> None:
+        self.view.away[memory].discard(b)
+        self.order(b)
+        if self.view.homes.get(b) != memory:
+            self.compute.release((b,), memory)
+            self._grow(memory, self.view.bytes_in(memory, b))
+
+    def go_home(self, b: int, home: str) -> None:
+        """Brings the home of a block up to date, from device memory if need be, and gives up its other memory."""
+        if b not in self.view.away[home]:
+            self.forget_copies([b])
+            self.evict(b, home)
+            return
+        if self.view.here[b]:
+            self.give_up([b])
+        for memory in (each for each, there in self.view.away.items() if each != home and b in there):
+            self._forget_copy(b, memory)
 
     def order(self, b: int) -> None:
         """Lets the compute stream come after a copy of a block that has ended."""
@@ -176,7 +191,8 @@ class OnlineMemory:
             self.give_up([b])
             return
         self._settle(b)
-        self._grow(to, -self.view.bytes_in(to, b))
+        if self.view.homes.get(b) != to:
+            self._grow(to, -self.view.bytes_in(to, b))
         self._leaves(b)
         self.view.leaving += int(self.view.sizes[b])
         self.departing[b], _ = self._move(b, way)
@@ -202,7 +218,7 @@ class OnlineMemory:
             code, reached = self.code[_stream(src, dst)], self._event()
             for event in before:
                 code.wait(event)
-            if dst != DEVICE:
+            if dst != DEVICE and self.view.homes.get(b) != dst:
                 code.acquire((b,), dst)
             code.copy(b, src, dst)
             if src != way[0] or src == DEVICE:
@@ -232,6 +248,8 @@ class OnlineMemory:
             done = self._event()
             self.code[stream].signal(done)
             self.compute.wait(done)
+        while self._flights:
+            self._pass_until(self._flights[0][0])
 
     # --- the clock --------------------------------------------------------------------------------------------
 

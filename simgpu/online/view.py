@@ -39,6 +39,7 @@ class View:
     recomputed whenever a kernel needs them. away: by memory, the blocks whose values are there. room: by memory, the
     bytes that are free there, None without a limit. alignments: of the memories. flights: copies under way.
     staging: bytes of host memory for copies that pass it on their way to or from another memory, None without a limit.
+    homes: the memories of persistent blocks that are not in device memory when an iteration begins; they keep it there.
     sees_future: whether next uses may be asked for.
     """
 
@@ -61,6 +62,7 @@ class View:
     alignments: dict[str, int] = field(default_factory=dict)
     flights: list[Flight] = field(default_factory=list)
     staging: int | None = None
+    homes: dict[int, str] = field(default_factory=dict)
     sees_future: bool = False
 
     def candidates(self) -> Ints:
@@ -74,12 +76,13 @@ class View:
         return (*self.node.next_to_device, *self.node.behind_host)
 
     def place_for(self, block: int) -> str | None:
-        """The first of `places` that has the block's value or room for it; None where there is none."""
-        return next((memory for memory in self.places if self.has_room(memory, block)), None)
+        """The first of `places` that has the block's value, else the first that has room for it; None without one."""
+        has_value = (memory for memory in self.places if block in self.away[memory])
+        return next(has_value, next((memory for memory in self.places if self.has_room(memory, block)), None))
 
     def has_room(self, memory: str, block: int) -> bool:
         """Whether a memory has a block's value, or room for it; one behind the host needs room there on the way."""
-        if block in self.away[memory]:
+        if block in self.away[memory] or self.homes.get(block) == memory:
             return True
         passes = memory not in self.node.behind_host or self._fits(self.staging, HOST, block)
         return passes and self._fits(self.room[memory], memory, block)

@@ -23,10 +23,11 @@ from simgpu.policies.dtr.policy import Dtr
 from simgpu.policies.flashneuron import FlashNeuron
 from simgpu.policies.g10.policy import G10
 from simgpu.policies.lru import Lru
+from simgpu.program.instructions import InitialContents
 from simgpu.simulation.run import plan_context, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
-from simgpu.trace.model import Trace
+from simgpu.trace.model import Block, BlockKind, Kernel, Origin, Phase, Trace, TraceInfo
 from tests.semantics.random_traces import repeatable_traces, traces
 
 POLICIES: list[OnlinePolicy] = [Lru(), Belady(), Dtr(heuristic="eq"), G10(), FlashNeuron(), DeepUm(degree=2)]
@@ -51,7 +52,8 @@ def node_of(memory: int, pinned: int | None = None, alignment: int = 1, *, behin
 def conducted(trace: Trace, policy: OnlinePolicy, node: NodeSpec) -> Conductor:
     graph = transformed(TaskGraph.of(trace), policy.transforms)
     decider = policy.decider(graph)
-    return Conductor(graph, node, node.budget, decider, frees=policy.frees, sees_future=policy.clairvoyant)
+    future, elsewhere = policy.clairvoyant, policy.offloads
+    return Conductor(graph, node, node.budget, decider, frees=policy.frees, sees_future=future, offloads=elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,25 @@ def test_what_the_host_has_no_memory_for_goes_through_it_to_the_ssd() -> None:
     ]
     assert result.metrics.copied_bytes == {"d2h": 300, "h2d": 300, "host2ssd": 300, "ssd2host": 300}
     assert result.metrics.shared_peak_bytes == {"host": 200, "ssd": 300}
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_weights_that_do_not_fit_begin_and_end_in_another_memory(behind: bool) -> None:
+    """Three weights of 100 bytes, each read by a kernel and then updated by one, in 150 bytes."""
+    blocks = tuple(Block(name, 100, BlockKind.WEIGHT, persistent=True) for name in "abc")
+    reads = [Kernel(f"f{name}", "conv2d", Phase.FORWARD, 10, (name,), ()) for name in "abc"]
+    updates = [Kernel(f"u{name}", "sgd", Phase.OPTIMIZER, 10, (name,), (name,)) for name in "cba"]
+    info = TraceInfo("weights", 1, "gpu", "float32", Origin.MODELLED, "by hand")
+    trace = Trace(info, (*reads, *updates), blocks)
+    node = node_of(150, 500, behind=behind)
+    result = simulate(trace, node, "lru")
+    assert result.program.resident == (0,) and result.program.other_contents == (InitialContents(HOST, (2, 1)),)
+    # b and c come for their reads, b comes again for its update, a for its own; c goes home when it has been updated,
+    # and b; a was there when the iteration began, and is at its end.
+    assert result.metrics.copied_bytes["h2d"] == 400 and result.metrics.copied_bytes["d2h"] == 300
+    assert result.metrics.device_peak_bytes == 100 and result.metrics.shared_peak_bytes["host"] == 300
+    with pytest.raises(OutOfMemoryError, match="what is persistent"):
+        simulate(trace, node, "dtr")
 
 
 @pytest.mark.parametrize(

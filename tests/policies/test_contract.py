@@ -121,7 +121,7 @@ class TestAsyncOffload(PolicyContract):
 
 class TestCheckmate(PolicyContract):
     policy = "checkmate"
-    parameter_sets = ({"groups": 10}, {"groups": 12, "method": "rounding"})
+    parameter_sets = ({"groups": 10, "evaluations": 10_000}, {"groups": 12, "method": "rounding"})
 
 
 class TestRevolve(PolicyContract):

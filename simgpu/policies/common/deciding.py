@@ -23,10 +23,12 @@ from simgpu.program.instructions import Program
 class OnlinePolicy(Policy):
     """A policy whose `decider` is asked while the iteration runs.
 
+    offloads: whether it uses other memories; what is persistent and does not fit begins and ends there then.
     transforms: of the graph on which it decides.
     """
 
     transforms: ClassVar[tuple[Transform, ...]] = ()
+    offloads: ClassVar[bool] = True
 
     @property
     def frees(self) -> bool:
@@ -49,6 +51,7 @@ class OnlinePolicy(Policy):
             self.decider(graph),
             frees=self.frees,
             sees_future=self.clairvoyant,
+            offloads=self.offloads,
         )
         program = conductor.run()
         return replace(program, transforms=self.transforms)

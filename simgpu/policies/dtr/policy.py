@@ -43,6 +43,7 @@ class Dtr(OnlinePolicy):
 
     name = "dtr"
     transforms = (Functional(),)
+    offloads = False
     summary = "drops by cost, size and staleness when memory is short; recomputes dropped blocks on demand"
     source = "Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021; github.com/uwsampl/dtr-prototype, simrd"
 

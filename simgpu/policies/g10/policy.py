@@ -12,8 +12,8 @@ hand. Here it differs:
 * A copy back waits until there is memory for it; the simulator's may push out other pages.
 * A block is copied whole, and is there when its last byte is; the simulator copies pages, and a kernel runs while the
   last of its pages arrive.
-* Weights and optimizer state are in device memory when an iteration begins and ends. In the simulator a weight may be
-  away from its last use in an iteration to its first use in the next.
+* Weights and optimizer state are in device memory when an iteration begins and ends, as far as they fit. In the
+  simulator a weight may be away from its last use in an iteration to its first use in the next.
 * A gap that is too short for both copies is passed over; in the simulator such a gap ends the search where it is best.
 """
 
