@@ -9,7 +9,8 @@ kernel i + `degree` uses is migrated. Here it differs:
 
 * Memory that the framework has freed is free at once; in the simulator it stays until it is its turn to be evicted.
 * `migrates=blocks`: blocks move whole, by copies, and kernels wait for them; weights and optimizer state are in device
-  memory when an iteration begins and ends, as far as they fit. Only values are migrated ahead; the simulator allocates ahead too.
+  memory when an iteration begins and ends, as far as they fit. Only values are migrated ahead; the simulator allocates
+  ahead too.
 * `migrates=pages`: under Unified Memory (`simgpu.policies.unified`, with its defaults). Pages that are missing fault,
   and cost what faults cost there; the simulator takes the time of a kernel under page faults from a recording. For a
   fault, too, what the kernels just ahead use is evicted last; the simulator takes what was migrated first.
