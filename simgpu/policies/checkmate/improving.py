@@ -70,9 +70,7 @@ class _Search:
 
     def _off(self) -> Ints:
         """The nodes with times that are off."""
-        rows = self.values.rows.copy()
-        rows[:, 0] = rows[:, 0] * (1 + self.rng.uniform(-_OFF, _OFF, len(rows)))
-        return rows
+        return self.values.rows_with_times(1 + self.rng.uniform(-_OFF, _OFF, len(self.values.rows)))
 
     def _choose(self, kept: KeptFlags, rows: Ints, number: tuple[int, int]) -> None:
         """Chooses for a few values at a time."""

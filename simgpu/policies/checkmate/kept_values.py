@@ -90,15 +90,21 @@ class KeptValues:
         return float(result)
 
     def keep_best(self, kept: KeptFlags, chosen: Sequence[int] | Ints, rows: Ints | None = None) -> int:
-        """Keeps a few values in the best way, with all others as they are; returns how many stages it has computed.
+        """Keeps a few values in the best way, with all others as they are; returns how many stages it computes at most.
 
         rows: of the nodes, for other times than theirs.
         """
         few = np.asarray(chosen, dtype=np.int64)
         tables = self.values, self.rows if rows is None else rows, *self._lists, self._work
         self._compiled.keep_best(kept, few, *self._paths, self.budget, self.price, *tables)
-        first, last = int(self.values[few, 0].min()), int(self.values[few, 1].max())
-        return (last - first + 1) * int(4 ** len(few))
+        makers, lasts = (self.values[few, column] for column in (self._compiled.MAKER, self._compiled.LAST))
+        return int(lasts.max() - makers.min() + 1) * int(4 ** len(few))
+
+    def rows_with_times(self, parts: NDArray[np.float64]) -> Ints:
+        """The rows of the nodes, and the row after them, with times that are these parts of theirs."""
+        rows, column = self.rows.copy(), self._compiled.DURATION
+        rows[:, column] = rows[:, column] * parts
+        return rows
 
     @cached_property
     def _compiled(self) -> ModuleType:
