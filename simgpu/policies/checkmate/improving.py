@@ -30,11 +30,11 @@ def improved(
 ) -> NodeSchedule:
     """The fastest schedule that a search finds from some others; it may be over the budget where they are.
 
-    evaluations: stages whose time and memory are computed at most, those of the starts not counted. Half of them are
-    for all starts alike, half for the best of these.
+    evaluations: stages whose time and memory are computed at most. Half of them are for all starts alike, half for the
+    best of these.
     """
     search = _Search(values, rng)
-    found = [search.run(search.swept(each), evaluations // 2 // len(starts)) for each in starts]
+    found = [search.run(each, evaluations // 2 // len(starts)) for each in starts]
     best = search.run(min(found, key=values.cost), evaluations // 2)
     # What is kept for nothing is left out by `of`.
     return values.schedule(values.of(written(values.nodes, values.schedule(best))))
@@ -48,9 +48,10 @@ class _Search:
     left: int = 0
 
     def run(self, best: KeptFlags, evaluations: int) -> KeptFlags:
-        """The fastest schedule that is found from one."""
-        cost, now, turns = self.values.cost, best.copy(), 0
-        self.left = evaluations
+        """The fastest schedule that is found from one, which does not change."""
+        cost, best, turns, self.left = self.values.cost, best.copy(), 0, evaluations
+        self._sweep(best)
+        now = best.copy()
         while self.left > 0 and turns < _PATIENCE and len(self.values.blocks) > 1 and cost(best) > 0:
             turns += 1
             self._choose(now, self.values.rows, _OWN_TIMES)
@@ -61,12 +62,11 @@ class _Search:
             self._choose(now, self._off(), _OTHER_TIMES)
         return best
 
-    def swept(self, kept: KeptFlags) -> KeptFlags:
+    def _sweep(self, kept: KeptFlags) -> None:
         """Chooses for each value alone, in random order."""
-        kept = kept.copy()
         for v in self.rng.permutation(len(self.values.blocks)):
-            self.values.keep_best(kept, [int(v)])
-        return kept
+            if self.left > 0:
+                self.left -= self.values.keep_best(kept, [int(v)])
 
     def _off(self) -> Ints:
         """The nodes with times that are off."""
