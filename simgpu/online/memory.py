@@ -102,8 +102,12 @@ class OnlineMemory:
         while view.free + view.leaving < need:
             before = view.free + view.leaving
             self._short(need - before)
-            if view.free + view.leaving <= before:
+            if view.free + view.leaving > before:
+                continue
+            if not self.arriving:
                 raise self.out_of_memory(who, need)
+            # What is on its way here can leave once it has come.
+            self.wait_for(min(self.arriving, key=lambda b: self.arriving[b][1]))
         for b in blocks:
             self.order(b)
         self.compute.acquire(blocks)
@@ -307,7 +311,10 @@ class OnlineMemory:
     def out_of_memory(self, who: str, need: int) -> OutOfMemoryError:
         """The error where `who` needs more memory than there can be."""
         view, graph = self.view, self.view.graph
-        holders = sorted(((graph.blocks[b].id, graph.sizes[b]) for b in view.here.nonzero()[0]), key=lambda e: -e[1])
+        held = [(int(b), "") for b in view.here.nonzero()[0]]
+        held += [(b, " (arriving)") for b in self.arriving]
+        held += [(flight.block, " (leaving)") for flight in view.flights if flight.src == DEVICE]
+        holders = sorted(((f"{graph.blocks[b].id}{how}", graph.sizes[b]) for b, how in held), key=lambda each: -each[1])
         kernel = graph.kernels[view.kernel].id if view.kernel < len(graph.kernels) else ""
         free, now = view.free, view.now_ns
         return OutOfMemoryError(who, DEVICE, need, free, free, view.budget, now, tuple(holders), kernel)

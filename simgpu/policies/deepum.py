@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Literal
 
 import numpy as np
@@ -90,8 +91,8 @@ def _ahead(graph: TaskGraph, degree: int) -> list[tuple[int, ...]]:
     """For each kernel the blocks to prefetch when it begins: those of the kernel `degree` ahead, and before the first
     one those of all up to that. At the end they are those of the next iteration, as far as they exist already.
 
-    >>> from simgpu.trace.chain import chain
-    >>> graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
+    >>> from simgpu.trace import chain as chains
+    >>> graph = TaskGraph.of(chains.chain([5, 5], [7, 7], [100, 100]))
     >>> [[graph.blocks[b].id for b in blocks] for blocks in _ahead(graph, 1)]
     [['x1', 'x2', 'x3'], ['x2', 'x3', 'g2'], ['x1', 'g2', 'g1'], ['x1']]
     """
@@ -99,7 +100,7 @@ def _ahead(graph: TaskGraph, degree: int) -> list[tuple[int, ...]]:
     count = len(used)
     first = [b for blocks in used[: degree + 1] for b in blocks]
     again = ([b for b in used[k % count] if graph.blocks[b].persistent] for k in range(count, degree + count))
-    return [tuple(dict.fromkeys(blocks)) for blocks in (first, *used[degree + 1 :], *again)][:count]
+    return [tuple(dict.fromkeys(blocks)) for blocks in islice(chain((first,), used[degree + 1 :], again), count)]
 
 
 class _Prefetching(Quiet):

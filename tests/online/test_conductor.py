@@ -17,13 +17,14 @@ from simgpu.online.conductor import Conductor
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch
 from simgpu.online.view import Flight, View
 from simgpu.policies.belady import Belady
-from simgpu.policies.common.deciding import OnlinePolicy, Quiet
+from simgpu.policies.common.deciding import OnlinePolicy, Quiet, evicted
 from simgpu.policies.deepum import DeepUm
 from simgpu.policies.dtr.policy import Dtr
 from simgpu.policies.flashneuron import FlashNeuron
 from simgpu.policies.g10.policy import G10
 from simgpu.policies.lru import Lru
 from simgpu.program.instructions import InitialContents
+from simgpu.program.verify import verify
 from simgpu.simulation.run import plan_context, simulate
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.chain import chain
@@ -158,6 +159,25 @@ def test_what_the_host_has_no_memory_for_goes_through_it_to_the_ssd() -> None:
     ]
     assert result.metrics.copied_bytes == {"d2h": 300, "h2d": 300, "host2ssd": 300, "ssd2host": 300}
     assert result.metrics.shared_peak_bytes == {"host": 200, "ssd": 300}
+
+
+class Eager(Quiet):
+    """Fetches what is on the host as soon as there is memory for it, and evicts when memory is short."""
+
+    def before(self, view: View, kernel: int) -> Iterable[Decision]:
+        away = [b for b in sorted(view.away[HOST]) if not view.here[b] and not view.busy[b]]
+        return [Fetch(b) for b in away[:1] if view.sizes[b] <= view.free]
+
+    def short(self, view: View, need: int) -> Iterable[Decision]:
+        return evicted(view, view.candidates(), need)
+
+
+@pytest.mark.parametrize("memory", [220, 250, 300, 350])
+def test_what_is_on_its_way_here_can_leave_again(memory: int) -> None:
+    """A kernel that needs its memory waits until it has come."""
+    conductor = Conductor(TaskGraph.of(CHAIN), node_of(memory), memory, Eager())
+    verify(conductor.run(), TaskGraph.of(CHAIN), capacity=memory)
+    assert conductor.view.here.sum() == 1
 
 
 @pytest.mark.parametrize("behind", [False, True])

@@ -8,7 +8,7 @@ the fastest schedule of all is the result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,15 +26,22 @@ _TOO_SLOW = 0.01
 
 
 def improved(
-    values: KeptValues, starts: Sequence[KeptFlags], evaluations: int, rng: np.random.Generator
+    values: KeptValues,
+    starts: Sequence[KeptFlags],
+    evaluations: int,
+    rng: np.random.Generator,
+    report: Callable[[int], None],
 ) -> NodeSchedule:
     """The fastest schedule that a search finds from some others; it may be over the budget where they are.
 
     evaluations: stages whose time and memory are computed at most. Half of them are for all starts alike, half for the
-    best of these.
+    best of these. report: called with the number of starts that the search has begun with.
     """
     search = _Search(values, rng)
-    found = [search.run(each, evaluations // 2 // len(starts)) for each in starts]
+    found = []
+    for number, each in enumerate(starts, start=1):
+        report(number)
+        found.append(search.run(each, evaluations // 2 // len(starts)))
     best = search.run(min(found, key=values.cost), evaluations // 2)
     # What is kept for nothing is left out by `of`.
     return values.schedule(values.of(written(values.nodes, values.schedule(best))))

@@ -51,9 +51,12 @@ class SingleKernels:
     def searched(self, starts: Sequence[Program], evaluations: int) -> list[Known]:
         """What is known, and what a search finds from it and from other programs; as far as it fits."""
         context, values = self.context, KeptValues(self.nodes, self.context.budget)
-        context.progress(f"searching a schedule of {len(self.nodes.groups)} kernels")
-        flags = [values.of(each) for each in (*starts, *(each.program for each in self.known))]
-        schedule = improved(values, [*flags, values.none], evaluations, context.rng)
+        flags = [*(values.of(each) for each in (*starts, *(each.program for each in self.known))), values.none]
+
+        def report(number: int) -> None:
+            context.progress(f"searching a schedule of {len(self.nodes.groups)} kernels, {number} of {len(flags)}")
+
+        schedule = improved(values, flags, evaluations, context.rng, report)
         if schedule.peak() > context.budget:
             return [*self.known]
         return [self._known("a search, kernel by kernel", schedule), *self.known]
