@@ -42,6 +42,7 @@ from simgpu.program.placement import Placement
 from simgpu.program.residency import on_demand, with_prefetches
 from simgpu.program.verify import verify
 from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Trace
 from tests.machine.test_paged import IN, OUT, SINGLE, budgets, paged
 from tests.semantics.hand_made import block, graph, held, kernel, node, outcome, program, times
 from tests.semantics.random_traces import traces
@@ -304,7 +305,9 @@ def declining(residents: ResidentChunks) -> Chunk | None:
 
 @settings(deadline=None, max_examples=150)
 @given(traces(), paged(), st.data(), st.sampled_from([least_recently_used, farthest, declining]))
-def test_runs_with_hints_respect_memory_link_and_time(trace, how: Paged, data: st.DataObject, reclaim: Reclaim):  # type: ignore[no-untyped-def]
+def test_runs_with_hints_respect_memory_link_and_time(
+    trace: Trace, how: Paged, data: st.DataObject, reclaim: Reclaim
+) -> None:
     tasks = TaskGraph.of(trace)
     code = data.draw(hints(tasks, on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)))
     budget = budgets(tasks, how, data)
@@ -338,7 +341,9 @@ def test_runs_with_hints_respect_memory_link_and_time(trace, how: Paged, data: s
 
 @settings(deadline=None, max_examples=80)
 @given(traces(streams=3), paged(), st.data())
-def test_hints_that_nothing_awaits_next_to_several_streams_of_kernels(trace, how: Paged, data: st.DataObject):  # type: ignore[no-untyped-def]
+def test_hints_that_nothing_awaits_next_to_several_streams_of_kernels(
+    trace: Trace, how: Paged, data: st.DataObject
+) -> None:
     """Two copy streams migrate blocks that are never released, in any order."""
     tasks = TaskGraph.of(trace)
     plain = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), how)
@@ -363,7 +368,7 @@ def lasts(code: Program, tasks: TaskGraph, budget: int) -> Sequence[int]:
 
 @settings(deadline=None, max_examples=50)
 @given(traces())
-def test_with_ample_memory_hints_change_no_time(trace):  # type: ignore[no-untyped-def]
+def test_with_ample_memory_hints_change_no_time(trace: Trace) -> None:
     """Whatever is used is prefetched one kernel ahead; nothing has to move."""
     tasks = TaskGraph.of(trace)
     plain = on_demand(lower(tasks, Placement(), recorded_lifetimes=True), SINGLE)
