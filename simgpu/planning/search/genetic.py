@@ -63,7 +63,7 @@ class Genetic(Generic[Member]):
         minima = {"population": 2, "generations": 0, "patience": 1}
         checked(
             [
-                Problem("", f"parameters.{name}", f"{getattr(self, name)} is less than {least}", "give a greater one")
+                Problem("", name, f"{name} {getattr(self, name)} is less than {least}", "give a greater one")
                 for name, least in minima.items()
                 if getattr(self, name) < least
             ]
