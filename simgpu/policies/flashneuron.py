@@ -7,7 +7,7 @@ Backward begins when all are written (`drain`), and they are read in the order o
 The rules are those of the simulator of G10 (platformxlab/G10), which compares itself with FlashNeuron. Here it differs:
 
 * Memory has no addresses; the simulator needs contiguous memory, and fetches only into its largest free part.
-* A node without an SSD that the GPU reaches directly has its host in place of it.
+* On a node without a direct way to its SSD, tensors pass through the host; without an SSD they go to the host.
 
 Neither compresses: the paper chooses whether tensors are written in half precision or as nonzero values, by measured
 sparsity.
