@@ -73,13 +73,13 @@ class NextUses:
     def __init__(self, graph: TaskGraph) -> None:
         self.kernel = 0
         self._graph = graph
-        self._asked = -1
+        self._listed_at = -1
         self._known: dict[int, int] = {}
 
     def ahead(self, b: int) -> int:
         """In kernels, 0 for the one that runs; `NEVER` where the block is released before."""
-        if self._asked != self.kernel:
-            self._asked = self.kernel
+        if self._listed_at != self.kernel:
+            self._listed_at = self.kernel
             self._known.clear()
         if b not in self._known:
             self._known[b] = self._ahead(b)

@@ -23,7 +23,7 @@ from simgpu.planning.options import Decisions
 from simgpu.planning.slots import CLASS, HOME, LACKING, RECORDS, SLOTS, STARTS, STAYS, Members, SlotScratch, SlotTables
 from simgpu.planning.tables import Ints, why_not
 
-#: The most sizes that are told apart; of more, each is rounded up to five significant bits.
+#: The most distinct sizes; of more, each is rounded up to five significant bits.
 MOST_SIZES = 128
 #: Planned kernels from which loading the compiled functions, or compiling them, takes less time than it saves.
 _WORTH_LOADING, _WORTH_COMPILING = 10**4, 10**5

@@ -25,7 +25,7 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.importers import import_trace
 from simgpu.planning.highs import Optimum
 from simgpu.policies.checkmate import program as checkmate_program
-from simgpu.policies.checkmate.kept_values import KeptValues
+from simgpu.policies.checkmate.stage_costs import StageCosts
 from simgpu.policies.common.node_schedule import written
 from simgpu.policies.common.nodes import Nodes
 from simgpu.simulation.run import simulate
@@ -189,7 +189,7 @@ def test_a_stage_takes_the_time_and_memory_of_its_schedule(trace: Trace, seed: i
     """The search counts as `NodeSchedule` does, except that it frees at once what is kept for nothing."""
     graph = transformed(TaskGraph.of(trace), (Functional(),))
     nodes = Nodes(graph, [range(k, k + 1) for k in range(len(graph.kernels))], data.draw(st.sampled_from([1, 64])))
-    values, draw = KeptValues(nodes, 0), np.random.default_rng(seed)
+    values, draw = StageCosts(nodes, 0), np.random.default_rng(seed)
     kept = values.none
     for v, b in enumerate(values.blocks):
         stages = slice(nodes.maker[b] + 1, nodes.last[b] + 1)
@@ -208,7 +208,7 @@ def test_a_few_values_are_kept_in_the_best_way(trace: Trace, seed: int) -> None:
     graph = transformed(TaskGraph.of(trace), (Functional(),))
     nodes = Nodes(graph, [range(k, k + 1) for k in range(len(graph.kernels))])
     draw = np.random.default_rng(seed)
-    values = KeptValues(nodes, int(max(nodes.first_peak(n) for n in range(len(nodes.groups))) * draw.uniform(1, 1.5)))
+    values = StageCosts(nodes, int(max(nodes.first_peak(n) for n in range(len(nodes.groups))) * draw.uniform(1, 1.5)))
     cells = [(t, v) for v, b in enumerate(values.blocks) for t in range(nodes.maker[b] + 1, nodes.last[b] + 1)]
     assume(len(values.blocks) > 1)
     kept = values.none

@@ -5,7 +5,7 @@ not kept runs again in it, in order, as in `simgpu.policies.common.node_schedule
 from what is kept for it and for the next one alone. That makes the best way to keep a few values, with all others as
 they are, a shortest path through the stages.
 
-values, nodes, lists, scratch: the tables of `simgpu.policies.checkmate.kept_values`. work: a row for each name below.
+values, nodes, lists, scratch: the tables of `simgpu.policies.checkmate.stage_costs`. work: a row for each name below.
 """
 
 from __future__ import annotations
@@ -31,16 +31,23 @@ THERE, LAST_AT, AGAIN, RUNS, STACK, WANTED, CLOCK = range(7)
 
 
 @_stages
+def _count(v: Any, t: Any, now: Any, after: Any, common: Any, wanted: Any, values: Any, work: Any) -> Any:
+    """Adds a value, if it is kept for the next stage, to the bytes that are kept for both or to those to come."""
+    if after[v]:
+        if now[v]:
+            common += values[v, SIZE]
+        elif values[v, MAKER] != t:
+            work[WANTED, wanted] = v
+            wanted += 1
+    return common, wanted
+
+
+@_stages
 def _prepare(t: Any, now: Any, after: Any, values: Any, work: Any) -> Any:
     """Bytes that are kept for a stage and the next, and how many values, which it lists, are to come for the next."""
     common, wanted = 0, 0
     for v in range(now.shape[0]):
-        if after[v]:
-            if now[v]:
-                common += values[v, SIZE]
-            elif values[v, MAKER] != t:
-                work[WANTED, wanted] = v
-                wanted += 1
+        common, wanted = _count(v, t, now, after, common, wanted, values, work)
     return common, wanted
 
 
@@ -184,13 +191,7 @@ def _chosen_cost(
 ) -> Any:
     """The cost of a stage. common, wanted: of all values but the chosen."""
     for place in range(chosen.shape[0]):
-        v = chosen[place]
-        if rows[1, v]:
-            if rows[0, v]:
-                common += values[v, SIZE]
-            elif values[v, MAKER] != t:
-                work[WANTED, wanted] = v
-                wanted += 1
+        common, wanted = _count(chosen[place], t, rows[0], rows[1], common, wanted, values, work)
     time, peak = _stage(t, rows[0], rows[1], common, wanted, values, nodes, lists, scratch, work)
     return time + price * max(0, peak - budget)
 

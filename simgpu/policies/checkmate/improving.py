@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simgpu.policies.checkmate.kept_values import MOST_CHOSEN, Ints, KeptFlags, KeptValues
+from simgpu.policies.checkmate.stage_costs import MOST_CHOSEN, Ints, KeptFlags, StageCosts
 from simgpu.policies.common.node_schedule import NodeSchedule, written
 
 #: Numbers of such choices, for each value and at most, by the kernels' own times and by times that are off by up to a
@@ -26,7 +26,7 @@ _TOO_SLOW = 0.01
 
 
 def improved(
-    values: KeptValues,
+    values: StageCosts,
     starts: Sequence[KeptFlags],
     evaluations: int,
     rng: np.random.Generator,
@@ -49,7 +49,7 @@ def improved(
 
 @dataclass
 class _Search:
-    values: KeptValues
+    values: StageCosts
     rng: np.random.Generator
     #: Stages that may still be computed.
     left: int = 0

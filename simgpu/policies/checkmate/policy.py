@@ -29,7 +29,7 @@ from simgpu.graph.taskgraph import Transform
 from simgpu.graph.transforms import transformed
 from simgpu.planning.highs import TIME_LIMIT_S
 from simgpu.policies.base import PlanContext, Policy, parameter, require_one_stream, require_undivided
-from simgpu.policies.checkmate.program import Solved, first_fitting, relaxed_ns
+from simgpu.policies.checkmate.program import FittingSchedule, first_fitting, relaxed_ns
 from simgpu.policies.checkmate.single import Known, SingleKernels
 from simgpu.policies.checkpoint import Checkpoint
 from simgpu.policies.common.node_schedule import NodeSchedule, written
@@ -81,9 +81,9 @@ class Checkmate(Policy):
             fitting += self._answers(context, transforms)
             if any(each.time_ns == graph.ideal_ns() for each in fitting):
                 break
-        if self._searches and not any(each.is_fastest for each in fitting):
+        if self._searches and all(each.time_ns > graph.ideal_ns() for each in fitting):
             runs = tried(context, {"checkpoint": partial(Checkpoint().plan, context)})
-            fitting += [_Answer(run.program, run.time_ns, ("the program of checkpoint",)) for run in runs]
+            fitting += [_Answer(run.program, run.time_ns, (f"scheduled by {run.label}",)) for run in runs]
         if not fitting:
             # What needs least memory shows which kernel cannot run.
             nodes = self._nodes(context, ())
@@ -118,7 +118,7 @@ class Checkmate(Policy):
         yield from answers
         yield from (_of_single(each, nodes, solved.bound_ns if solved else None) for each in known)
 
-    def _solved(self, nodes: Nodes, budget: int) -> tuple[Solved | None, list[NodeSchedule]]:
+    def _solved(self, nodes: Nodes, budget: int) -> tuple[FittingSchedule | None, list[NodeSchedule]]:
         """The integer program's answer, and the schedules that fit: where HiGHS was stopped before it had proved its
         answer, or had one, the rounded one too."""
         solved = first_fitting(nodes, budget, self.method)
@@ -135,7 +135,9 @@ def _is_whole(nodes: Nodes) -> bool:
     return len(nodes.groups) == len(nodes.graph.kernels)
 
 
-def _of_nodes(nodes: Nodes, schedule: NodeSchedule, transforms: Sequence[Transform], solved: Solved | None) -> _Answer:
+def _of_nodes(
+    nodes: Nodes, schedule: NodeSchedule, transforms: Sequence[Transform], solved: FittingSchedule | None
+) -> _Answer:
     """A schedule that the integer program found, or its relaxation."""
     program = replace(written(nodes, schedule), transforms=tuple(transforms))
     time_ns, bound_ns = schedule.time_ns, min(solved.bound_ns, schedule.time_ns) if solved else 0

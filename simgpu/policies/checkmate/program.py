@@ -26,7 +26,7 @@ _NODES, _GAP = 100, 1e-5
 _OPTIMAL, _ROUNDED = (1.0, 1 - 2e-6, 1 - 1e-5), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
-class Solved(NamedTuple):
+class FittingSchedule(NamedTuple):
     """A schedule that fits. bound_ns: no schedule of the nodes within the budget is faster. is_timed_out: as in
     `simgpu.planning.highs.Optimum`."""
 
@@ -35,7 +35,7 @@ class Solved(NamedTuple):
     is_timed_out: bool
 
 
-def first_fitting(nodes: Nodes, budget: int, method: str) -> Solved | None:
+def first_fitting(nodes: Nodes, budget: int, method: str) -> FittingSchedule | None:
     """The schedule for the largest part of the budget that fits, by `optimal` or `rounding`; None where there is none.
 
     Raises `MissingExtraError` without SciPy.
@@ -50,7 +50,7 @@ def first_fitting(nodes: Nodes, budget: int, method: str) -> Solved | None:
         bound = solved.bound_ns if bound is None else bound
         schedule = NodeSchedule.of(nodes, solved.kept)
         if schedule.peak() <= budget:
-            return Solved(schedule, bound, solved.is_timed_out)
+            return FittingSchedule(schedule, bound, solved.is_timed_out)
     return None
 
 

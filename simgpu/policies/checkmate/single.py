@@ -14,7 +14,7 @@ from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import transformed
 from simgpu.policies.base import PlanContext, policy_label
 from simgpu.policies.checkmate.improving import improved
-from simgpu.policies.checkmate.kept_values import KeptValues
+from simgpu.policies.checkmate.stage_costs import StageCosts
 from simgpu.policies.common.node_schedule import NodeSchedule, written
 from simgpu.policies.common.nodes import Nodes
 from simgpu.policies.dtr.policy import Dtr
@@ -50,7 +50,7 @@ class SingleKernels:
 
     def searched(self, starts: Sequence[Program], evaluations: int) -> list[Known]:
         """What is known, and what a search finds from it and from other programs; as far as it fits."""
-        context, values = self.context, KeptValues(self.nodes, self.context.budget)
+        context, values = self.context, StageCosts(self.nodes, self.context.budget)
         flags = [*(values.of(each) for each in (*starts, *(each.program for each in self.known))), values.none]
 
         def report(number: int) -> None:

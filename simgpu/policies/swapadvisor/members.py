@@ -50,7 +50,7 @@ def recorded_order(planner: SlotPlanner) -> Ints:
     return np.arange(len(planner.graph.kernels), dtype=np.int64)
 
 
-class Classes(NamedTuple):
+class SizeClasses(NamedTuple):
     """Size classes with their slots: which sizes are that of a class, the slots of each, and the bytes of all."""
 
     tops: Ints
@@ -58,7 +58,7 @@ class Classes(NamedTuple):
     bytes: int
 
 
-def needed_classes(planner: SlotPlanner) -> Classes:
+def needed_classes(planner: SlotPlanner) -> SizeClasses:
     """The classes whose slots take the fewest bytes, with the slots without which the iteration cannot run."""
     provided = np.flatnonzero(planner.tables.blocks[:, STAYS] == 0)
     return _cheapest_classes(planner, np.column_stack([_at_ends(planner, provided), _used_at_once(planner)]))
@@ -148,7 +148,7 @@ def _counted(planner: SlotPlanner, blocks: Sequence[int]) -> Ints:
     return np.bincount(places[places >= 0], minlength=len(planner.sizes))
 
 
-def _cheapest_classes(planner: SlotPlanner, counts: Counts) -> Classes:
+def _cheapest_classes(planner: SlotPlanner, counts: Counts) -> SizeClasses:
     """The classes with the fewest bytes in slots, if each has one for each of its blocks at any moment.
 
     A class holds neighbouring sizes, so the best classes of the smaller sizes are part of the best classes of more.
@@ -168,7 +168,7 @@ def _cheapest_classes(planner: SlotPlanner, counts: Counts) -> Classes:
         tops[top - 1] = 1
         found.append((sizes[top - 1], needs[top]))
         top = begins[top]
-    return Classes(tops, tuple(found), least[-1])
+    return SizeClasses(tops, tuple(found), least[-1])
 
 
 # --- children -----------------------------------------------------------------------------------------------------

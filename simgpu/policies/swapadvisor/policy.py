@@ -26,9 +26,9 @@ Where the text was silent or not at hand, this implementation decides:
   trial runs choose between the best members of searches with all of the budget and with a little less.
 * Where the recorded order fits without swaps, nothing is searched.
 
-The paper's search takes up to 30 minutes. With the defaults, the shipped traces take up to 5 seconds here, once the
-functions are compiled, which takes some 10 seconds the first time: kernels are fewer, a member is planned in about a
-tenth of a millisecond, and generations are limited.
+The paper's search is said to take up to 30 minutes. With the defaults, the shipped traces take up to 5 seconds here,
+once the functions are compiled, which takes some 10 seconds the first time: kernels are fewer, a member is planned in
+about a tenth of a millisecond, and generations are limited.
 """
 
 from __future__ import annotations

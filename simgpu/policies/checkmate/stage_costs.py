@@ -27,7 +27,7 @@ MOST_CHOSEN = 4
 
 
 @dataclass(frozen=True)
-class KeptValues:
+class StageCosts:
     """What nodes of one kernel each keep within a budget in bytes."""
 
     nodes: Nodes
@@ -119,7 +119,7 @@ class KeptValues:
 
     @cached_property
     def _work(self) -> Ints:
-        return np.zeros((7, max(len(self.blocks), len(self.nodes.groups)) + 1), dtype=np.int64)
+        return np.zeros((self._compiled.CLOCK + 1, max(len(self.blocks), len(self.nodes.groups)) + 1), dtype=np.int64)
 
     @cached_property
     def _paths(self) -> tuple[NDArray[np.float64], Ints, KeptFlags]:
