@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simgpu.analysis.panels import AxisInfo
 from simgpu.errors import InputError, did_you_mean
+from simgpu.io.input_files import parse_json
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.trace.model import Origin, TraceInfo
@@ -227,7 +227,7 @@ def policy_texts(sweep: Sweep, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if name is None or given is None or not any(policy == name for policy, _ in varied):
             texts.append(str(row.get("policy", "-")))
             continue
-        values = json.loads(given) if isinstance(given, str) else given
+        values = parse_json(given, sweep.name) if isinstance(given, str) else given
         others = {key: value for key, value in values.items() if (name, key) not in varied}
         texts.append(policy_label(make_policy(name, others)))
     if len(set(zip((row["point"] for row in rows), texts, strict=True))) < len(rows):
