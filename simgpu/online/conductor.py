@@ -16,12 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from simgpu.errors import ProgramError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import DEVICE, HOST, NodeSpec
-from simgpu.memory.pool import aligned
+from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
 from simgpu.online.memory import OnlineMemory
 from simgpu.online.recomputation import Recomputation
@@ -60,30 +57,13 @@ class Conductor:
         offloads: bool = True,
     ) -> None:
         self.graph, self.decider, self._frees, self._offloads = graph, decider, frees, offloads
-        releases = graph.recorded_releases
-        self.recomputation = Recomputation(graph, releases)
-        self._births, self._deaths, self._survivors, self._reinitialized = lifetimes(graph, releases)
-        count, others = len(graph.sizes), [memory for memory in node.memories if memory.name != DEVICE]
-        self.view = View(
-            graph=graph,
-            node=node,
-            budget=budget,
-            sizes=np.array([aligned(size, node.gpu.alignment) for size in graph.sizes], dtype=np.int64),
-            costs_ns=self.recomputation.costs_ns,
-            can_drop=self.recomputation.can_drop,
-            here=np.zeros(count, dtype=np.bool_),
-            busy=np.zeros(count, dtype=np.bool_),
-            last_use_ns=np.zeros(count, dtype=np.int64),
-            since=np.zeros(count, dtype=np.int64),
-            free=budget,
-            away={memory.name: set() for memory in others},
-            room={memory.name: memory.capacity for memory in others},
-            alignments={memory.name: memory.alignment for memory in others},
-            sees_future=sees_future,
-        )
+        self.recomputation = Recomputation.of(graph)
+        self._births, self._deaths, self._survivors, self._reinitialized = lifetimes(graph, graph.recorded_releases)
+        self.view = View.of(graph, node, budget, sees_future=sees_future)
         self._reserve_staging()
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
-        self._history: list[str] = []
+        #: Each decision, and the kernel before which it was made.
+        self._history: list[tuple[Decision, int]] = []
 
     def _reserve_staging(self) -> None:
         """Keeps host memory for two copies on their way, where blocks can go on from there and it is limited.
@@ -96,11 +76,6 @@ class Conductor:
             view.staging = min(2 * largest, capacity)
             view.room[HOST] = capacity - view.staging
 
-    @property
-    def decisions(self) -> int:
-        """The number of decisions so far."""
-        return len(self._history)
-
     def run(self) -> Program:
         """The program of the iteration.
 
@@ -110,13 +85,16 @@ class Conductor:
         passing = set(self._reinitialized)
         lasting = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0 and b not in passing]
         self._begin(lasting)
+        view, ended, before = self.view, self.decider.ended, self.decider.before
         for k in range(len(graph.kernels)):
-            self.view.kernel = k
+            view.kernel = k
             while memory.ended:
-                self._apply(self.decider.ended(self.view, memory.ended.pop(0)))
-            self._apply(self.decider.before(self.view, k))
+                if decisions := ended(view, memory.ended.popleft()):
+                    self._apply(decisions)
+            if decisions := before(view, k):
+                self._apply(decisions)
             self._kernel(k)
-        self.view.kernel = len(graph.kernels)
+        view.kernel = len(graph.kernels)
         self._end(lasting)
         streams = {stream: memory.code[stream].code() for stream in sorted(memory.code, key=lambda each: each.rank)}
         homes: dict[str, list[int]] = {}
@@ -178,38 +156,39 @@ class Conductor:
     def _kernel(self, k: int) -> None:
         """Runs a kernel of the trace with what it needs."""
         graph, view, memory, births = self.graph, self.view, self.memory, self._births[k]
-        used = [b for b in dict.fromkeys((*graph.reads[k], *graph.writes[k])) if b not in births]
+        reads, writes = graph.reads[k], graph.writes[k]
+        used = [b for b in dict.fromkeys((*reads, *writes)) if b not in births]
         self._use(used)
-        memory.take(births, f"kernel {graph.kernels[k].id} ({graph.kernels[k].op})")
-        if initialized := [b for b in births if b in graph.written_by_host]:
-            memory.compute.initialize(initialized)
-        memory.forget_copies(graph.writes[k])
+        if births:
+            memory.take(births, k)
+            if initialized := [b for b in births if b in graph.written_by_host]:
+                memory.compute.initialize(initialized)
+        memory.forget_copies(writes)
         memory.compute.launch(k)
         memory.advance(graph.durations[k])
         for b in births:
             memory.arrives(b)
-        view.last_use_ns[list(graph.writes[k])] = view.now_ns
+        last_use_ns, now_ns = view.cells.last_use_ns, view.now_ns
+        for b in writes:
+            last_use_ns[b] = now_ns
         memory.unlock(used)
-        memory.free(b for b in self._deaths[k] if memory.exists(b) and (self._frees or not view.can_drop[b]))
+        if self._deaths[k]:
+            memory.free([b for b in self._deaths[k] if memory.exists(b) and (self._frees or not view.can_drop[b])])
 
     def _use(self, blocks: list[int]) -> None:
         """Brings blocks into device memory, where they stay until they are unlocked."""
-        view, memory = self.view, self.memory
-        view.last_use_ns[blocks] = view.now_ns
-        present = {b for b in blocks if view.here[b]}
-        for b in present:
+        memory = self.memory
+        missing = memory.lock_present(blocks)
+        for b in missing:
+            self._bring(b)
             memory.lock(b)
-        for b in blocks:
-            if b not in present:
-                self._bring(b)
-                memory.lock(b)
-        for b in blocks:
+        for b in missing:
             memory.wait_for(b)
 
     def _bring(self, b: int) -> None:
         """Copies a block back, or recomputes it, unless it is there or on its way."""
         self.memory.wait_until_left(b)
-        if self.view.here[b] or b in self.memory.arriving:
+        if self.view.cells.here[b] or b in self.memory.arriving:
             return
         if self.memory.source(b) is not None:
             self.memory.fetch(b)
@@ -224,14 +203,15 @@ class Conductor:
         stack, held = self._reruns(target), dict[_Rerun, list[int]]()
         while stack:
             rerun = stack[-1]
-            if rerun.is_first and rerun not in held and view.here[rerun.block]:
+            if rerun.is_first and rerun not in held and view.cells.here[rerun.block]:
                 # Made meanwhile, as another result of a kernel.
                 del stack[-len(self._reruns(rerun.block)) :]
                 continue
             inputs = [r for r in self.recomputation.ancestry.inputs[rerun.kernel] if r != rerun.block]
             if rerun not in held:
-                view.last_use_ns[inputs] = view.now_ns
-                held[rerun] = [r for r in inputs if view.here[r]]
+                for r in inputs:
+                    view.cells.last_use_ns[r] = view.now_ns
+                held[rerun] = [r for r in inputs if view.cells.here[r]]
                 for r in held[rerun]:
                     memory.lock(r)
             locked = held[rerun]
@@ -240,7 +220,7 @@ class Conductor:
                 self._rerun(rerun)
                 memory.unlock(locked)
                 del held[stack.pop()]
-            elif view.here[missing] or memory.exists(missing):
+            elif view.cells.here[missing] or memory.exists(missing):
                 self._bring(missing)
                 memory.lock(missing)
                 memory.wait_for(missing)
@@ -259,12 +239,13 @@ class Conductor:
     def _rerun(self, rerun: _Rerun) -> None:
         """Runs a kernel again, whose inputs are there."""
         k, b, graph, memory = rerun.kernel, rerun.block, self.graph, self.memory
-        outputs = self.recomputation.ancestry.outputs[k]
-        takes = [each for each in outputs if not self.view.here[each]]
-        present = [each for each in outputs if self.view.here[each]]
+        outputs, here = self.recomputation.ancestry.outputs[k], self.view.cells.here
+        takes = [each for each in outputs if not here[each]]
+        present = [each for each in outputs if here[each]]
         for each in present:
             memory.lock(each)
-        memory.take(takes, f"kernel {graph.kernels[k].id} ({graph.kernels[k].op}), which runs again,")
+        if takes:
+            memory.take(takes, k, again=True)
         makes = [each for each in takes if each == b or self._is_restored(each, k)]
         memory.compute.relaunch(k, tuple(dict.fromkeys((b, *makes))))
         memory.advance(graph.durations[k])
@@ -293,10 +274,10 @@ class Conductor:
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
-            self._history.append(self._text(decision))
+            self._history.append((decision, self.view.kernel))
             if fault := self._fault(decision):
-                before = "; ".join(self._history[-1 - _LISTED : -1]) or "none"
-                raise ProgramError(f"{self._history[-1]}: {fault}; decisions before it: {before}")
+                *before, illegal = (self._text(*each) for each in self._history[-1 - _LISTED :])
+                raise ProgramError(f"{illegal}: {fault}; decisions before it: {'; '.join(before) or 'none'}")
             match decision:
                 case Drop(b):
                     self.memory.give_up([b])
@@ -316,14 +297,14 @@ class Conductor:
         if isinstance(decision, Wait):
             return ""
         if isinstance(decision, Fetch):
-            if view.here[b] or b in memory.arriving:
+            if view.cells.here[b] or b in memory.arriving:
                 return "it is in device memory already"
             if memory.source(b) is None:
                 return "its value is in no other memory"
             return "" if view.sizes[b] <= view.free else "there is no memory for it"
-        if not view.here[b]:
+        if not view.cells.here[b]:
             return "its value is not in device memory"
-        if view.busy[b]:
+        if view.cells.busy[b]:
             return "a kernel or a copy uses it now"
         if isinstance(decision, Drop):
             return "" if view.can_drop[b] else "it cannot be recomputed"
@@ -331,8 +312,8 @@ class Conductor:
             return f"no link goes to memory {decision.to!r}, nor through the host"
         return "" if view.has_room(decision.to, b) else f"{decision.to} memory has no room for it"
 
-    def _text(self, decision: Decision) -> str:
-        blocks, kernels, k = self.graph.blocks, self.graph.kernels, self.view.kernel
+    def _text(self, decision: Decision, k: int) -> str:
+        blocks, kernels = self.graph.blocks, self.graph.kernels
         name = blocks[decision.block].id if 0 <= decision.block < len(blocks) else f"block {decision.block}"
         what = type(decision).__name__.lower()
         to = f" to {decision.to}" if isinstance(decision, Evict) else ""

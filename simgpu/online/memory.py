@@ -7,7 +7,7 @@ cannot starve each other; a copy that ends gives memory back at that time.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
@@ -28,11 +28,13 @@ class OnlineMemory:
         self, view: View, came: Callable[[int], None], left: Callable[[int], None], short: Callable[[int], None]
     ) -> None:
         self.view, self._came, self._left_to, self._short = view, came, left, short
+        self._cells, self._sizes, self._away = view.cells, view.sizes.tolist(), list(view.away.items())
         self.lanes = Lanes(view.node)
         self.code: defaultdict[StreamId, CodeWriter] = defaultdict(CodeWriter)
         self.compute = self.code[COMPUTE]
+        self._codes: dict[tuple[str, str], CodeWriter] = {}
         #: Copies that have ended and that the policy has not heard of.
-        self.ended: list[Flight] = []
+        self.ended: deque[Flight] = deque()
         #: Copies to device memory under way: the event and the time of their end.
         self.arriving: dict[int, tuple[int, int]] = {}
         #: Copies from device memory under way: the event of their end.
@@ -44,35 +46,53 @@ class OnlineMemory:
         self._flights: list[tuple[int, int, Flight]] = []
         #: The last signal of the compute stream, and how many instructions it had then.
         self._reached = (-1, -1)
-        self._locks: Counter[int] = Counter()
+        self._locks = [0] * len(self._sizes)
         #: Blocks on their way through the host.
         self._passing: set[int] = set()
         self._staging = Staging(view.staging)
+        self._ways: dict[str, tuple[str, ...]] = {}
         self._events = self._moves = 0
 
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def arrives(self, b: int) -> None:
         """The value of a block is in device memory."""
-        self.view.here[b] = True
+        self._cells.here[b] = True
         self._moves += 1
-        self.view.since[b] = self._moves
+        self._cells.since[b] = self._moves
         self._came(b)
 
     def lock(self, b: int) -> None:
         """A block may not leave, until it is unlocked as often. The compute stream comes after its copy back."""
-        self._settle(b)
+        if b in self._arrived:
+            self._settle(b)
         self._locks[b] += 1
-        self.view.busy[b] = True
+        self._cells.busy[b] = True
+
+    def lock_present(self, blocks: Iterable[int]) -> list[int]:
+        """Locks those of these blocks that are in device memory, and notes that they are used; returns the others."""
+        here, busy, last_use_ns = self._cells.here, self._cells.busy, self._cells.last_use_ns
+        arrived, locks, now_ns, missing = self._arrived, self._locks, self.view.now_ns, []
+        for b in blocks:
+            last_use_ns[b] = now_ns
+            if not here[b]:
+                missing.append(b)
+                continue
+            if b in arrived:
+                self._settle(b)
+            locks[b] += 1
+            busy[b] = True
+        return missing
 
     def unlock(self, blocks: Iterable[int]) -> None:
         """The reverse of `lock`."""
+        locks, cells = self._locks, self._cells
         for b in blocks:
-            self._locks[b] -= 1
-            if not self._locks[b] and b not in self.arriving:
-                self.view.busy[b] = False
+            locks[b] -= 1
+            if not locks[b] and b not in self.arriving:
+                cells.busy[b] = False
                 self._moves += 1
-                self.view.since[b] = self._moves
+                cells.since[b] = self._moves
 
     def is_locked(self, b: int) -> bool:
         """Whether a block may not leave."""
@@ -80,69 +100,84 @@ class OnlineMemory:
 
     def exists(self, b: int) -> bool:
         """Whether a block's value is in some memory, or on its way."""
-        view = self.view
-        moving = b in self.arriving or b in self.departing
-        return bool(view.here[b]) or moving or any(b in there for there in view.away.values())
+        if self._cells.here[b] or b in self.arriving or b in self.departing:
+            return True
+        return any(b in there for _, there in self._away)
 
     def source(self, b: int) -> str | None:
         """The memory that has a block's value, the nearest one of several."""
-        return next((memory for memory in self.view.places if b in self.view.away[memory]), None)
+        for memory in self.view.places:
+            if b in self.view.away[memory]:
+                return memory
+        return None
 
     # --- room -------------------------------------------------------------------------------------------------
 
-    def take(self, blocks: Sequence[int], who: str) -> None:
+    def take(self, blocks: Sequence[int], kernel: int | None, *, again: bool = False) -> None:
         """Acquires device memory for blocks, all at once; the compute stream waits for it.
 
-        Raises `OutOfMemoryError`, which names `who`, where nothing more is given up.
+        kernel: for which, None where they come back; again: whether it runs again. Raises `OutOfMemoryError`, which
+        names it, where nothing more is given up.
         """
-        if not len(blocks):
-            return
         view = self.view
-        need = int(view.sizes[list(blocks)].sum())
+        need = 0
+        for b in blocks:
+            need += self._sizes[b]
         while view.free + view.leaving < need:
             before = view.free + view.leaving
             self._short(need - before)
             if view.free + view.leaving > before:
                 continue
             if not self.arriving:
-                raise self.out_of_memory(who, need)
+                raise self.out_of_memory(self._who(blocks, kernel, again=again), need)
             # What is on its way here can leave once it has come.
             self.wait_for(min(self.arriving, key=lambda b: self.arriving[b][1]))
-        for b in blocks:
-            self.order(b)
+        if self._departed:
+            for b in blocks:
+                self.order(b)
         self.compute.acquire(blocks)
         while view.free < need:
             self._pass_until(self._flights[0][0])
         view.free -= need
 
+    def _who(self, blocks: Sequence[int], kernel: int | None, *, again: bool) -> str:
+        graph = self.view.graph
+        if kernel is None:
+            return f"block {graph.blocks[blocks[0]].id}, which comes back,"
+        what = graph.kernels[kernel]
+        return f"kernel {what.id} ({what.op}){', which runs again,' if again else ''}"
+
     def give_up(self, blocks: Sequence[int]) -> None:
         """Releases the device memory of blocks now; with it go their values there."""
-        if len(blocks):
-            for b in blocks:
+        for b in blocks:
+            if b in self._arrived:
                 self._settle(b)
-            self.compute.release(blocks)
-            for b in blocks:
-                self._leaves(b)
-                self.view.free += int(self.view.sizes[b])
+        self.compute.release(blocks)
+        for b in blocks:
+            self._leaves(b)
+            self.view.free += self._sizes[b]
 
     def scratch(self, b: int) -> None:
         """Releases device memory that held no value."""
         self.compute.release((b,))
-        self.view.free += int(self.view.sizes[b])
+        self.view.free += self._sizes[b]
 
     def free(self, blocks: Iterable[int]) -> None:
         """Releases blocks everywhere: nothing needs them any more."""
         blocks = list(blocks)
-        for b in blocks:
-            self.wait_for(b)
-            self.wait_until_left(b)
-        self.give_up([b for b in blocks if self.view.here[b]])
+        if self.arriving or self.departing:
+            for b in blocks:
+                self.wait_for(b)
+                self.wait_until_left(b)
+        if here := [b for b in blocks if self._cells.here[b]]:
+            self.give_up(here)
         self.forget_copies(blocks)
 
     def forget_copies(self, blocks: Iterable[int]) -> None:
         """Gives up copies in other memories: the block changes, or nothing needs it any more. Homes stay acquired."""
+        away = self._away
         for b in blocks:
-            for memory, there in self.view.away.items():
+            for memory, there in away:
                 if b in there:
                     self._forget_copy(b, memory)
 
@@ -159,7 +194,7 @@ class OnlineMemory:
             self.forget_copies([b])
             self.evict(b, home)
             return
-        if self.view.here[b]:
+        if self._cells.here[b]:
             self.give_up([b])
         for memory in (each for each, there in self.view.away.items() if each != home and b in there):
             self._forget_copy(b, memory)
@@ -171,11 +206,10 @@ class OnlineMemory:
 
     def _settle(self, b: int) -> None:
         """Lets the compute stream come after the copy back of a block."""
-        if b in self._arrived:
-            self.compute.wait(self._arrived.pop(b))
+        self.compute.wait(self._arrived.pop(b))
 
     def _leaves(self, b: int) -> None:
-        self.view.here[b] = False
+        self._cells.here[b] = False
         self._left_to(b)
 
     def _grow(self, memory: str, by: int) -> None:
@@ -190,24 +224,30 @@ class OnlineMemory:
 
         A block that is to go through the host, and whose value is there, stays there.
         """
-        way = self.view.node.way_to(to)
+        way = self._way_to(to)
         if any(b in self.view.away[memory] for memory in way[1:]):
             self.give_up([b])
             return
-        self._settle(b)
+        if b in self._arrived:
+            self._settle(b)
         if self.view.homes.get(b) != to:
             self._grow(to, -self.view.bytes_in(to, b))
         self._leaves(b)
-        self.view.leaving += int(self.view.sizes[b])
+        self.view.leaving += self._sizes[b]
         self.departing[b], _ = self._move(b, way)
 
     def fetch(self, b: int) -> None:
         """Copies a block back to device memory."""
         source = self.source(b)
         assert source is not None, "callers check that"
-        self.take([b], f"block {self.view.graph.blocks[b].id}, which comes back,")
-        self.view.busy[b] = True
-        self.arriving[b] = self._move(b, self.view.node.way_to(source)[::-1])
+        self.take([b], None)
+        self._cells.busy[b] = True
+        self.arriving[b] = self._move(b, self._way_to(source)[::-1])
+
+    def _way_to(self, memory: str) -> tuple[str, ...]:
+        if memory not in self._ways:
+            self._ways[memory] = self.view.node.way_to(memory)
+        return self._ways[memory]
 
     def _move(self, b: int, way: Sequence[str]) -> tuple[int, int]:
         """Copies a block on a way from or to the device; returns event and time of the end."""
@@ -219,7 +259,7 @@ class OnlineMemory:
             ready = max(ready, left_ns)
             self._passing.add(b)
         for src, dst in pairwise(way):
-            code, reached = self.code[_stream(src, dst)], self._event()
+            code, reached = self._code_of(src, dst), self._event()
             for event in before:
                 code.wait(event)
             if dst != DEVICE and self.view.homes.get(b) != dst:
@@ -233,11 +273,18 @@ class OnlineMemory:
             self._staging.leaves(need, reached, ready)
         return reached, ready
 
+    def _code_of(self, src: str, dst: str) -> CodeWriter:
+        """What writes the stream of a direction of a link."""
+        if (src, dst) not in self._codes:
+            self._codes[src, dst] = self.code[_stream(src, dst)]
+        return self._codes[src, dst]
+
     def wait_for(self, b: int) -> None:
         """The compute stream waits until a block has arrived, if it has been on its way."""
         if b in self.arriving:
             self._pass_until(self.arriving[b][1])
-        self._settle(b)
+        if b in self._arrived:
+            self._settle(b)
 
     def wait_until_left(self, b: int) -> None:
         """The compute stream waits until a copy of a block to another memory has ended, if one is under way."""
@@ -259,7 +306,11 @@ class OnlineMemory:
 
     def advance(self, duration: int) -> None:
         """Lets a kernel run; copies end meanwhile."""
-        self._pass_until(self.view.now_ns + duration)
+        ends = self.view.now_ns + duration
+        if self._flights and self._flights[0][0] <= ends:
+            self._pass_until(ends)
+        else:
+            self.view.now_ns = ends
 
     def _pass_until(self, time: int) -> None:
         while self._flights and self._flights[0][0] <= time:
@@ -282,14 +333,14 @@ class OnlineMemory:
         view.flights.remove(flight)
         self.ended.append(flight)
         if flight.src == DEVICE:
-            view.leaving -= int(view.sizes[b])
-            view.free += int(view.sizes[b])
+            view.leaving -= self._sizes[b]
+            view.free += self._sizes[b]
         if flight.dst == HOST and b in self._passing:
             return
         self._passing.discard(b)
         if flight.dst == DEVICE:
             self._arrived[b] = self.arriving.pop(b)[0]
-            view.busy[b] = self.is_locked(b)
+            self._cells.busy[b] = self.is_locked(b)
             self.arrives(b)
         else:
             view.away[flight.dst].add(b)

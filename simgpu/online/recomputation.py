@@ -13,22 +13,34 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.taskgraph import NEVER, TaskGraph
-from simgpu.online.view import Bools, Ints
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """releases[b]: the kernel after which the framework frees a block, None for never."""
+    """Which blocks of a graph can be recomputed, as long as the framework's frees are the recorded ones."""
 
     graph: TaskGraph
-    releases: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Recomputation:
+        """That of a graph, made once."""
+        known: Recomputation | None = graph.kept.get(("recomputation",))
+        if known is None:
+            known = graph.kept["recomputation",] = cls(graph)
+        return known
 
     @cached_property
     def ancestry(self) -> Ancestry:
         return Ancestry.of(self.graph)
+
+    @property
+    def releases(self) -> tuple[int | None, ...]:
+        """For each block, the kernel after which the framework frees it, None for never."""
+        return self.graph.recorded_releases
 
     @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
@@ -40,13 +52,13 @@ class Recomputation:
         return tuple(map(tuple, writers))
 
     @cached_property
-    def costs_ns(self) -> Ints:
+    def costs_ns(self) -> NDArray[np.int64]:
         """For each block, the time of its kernels."""
         durations = self.graph.durations
         return np.array([sum(durations[k] for k in each) for each in self.writers], dtype=np.int64)
 
     @cached_property
-    def can_drop(self) -> Bools:
+    def can_drop(self) -> NDArray[np.bool_]:
         """Which blocks can be recomputed whenever a kernel of the trace may need them."""
         needs = zip(self.until, self._last_needs, strict=True)
         return np.array([until >= last for until, last in needs], dtype=np.bool_)
@@ -79,19 +91,17 @@ class Recomputation:
         """The kernel before which kernel k can run again for block b."""
         if not self.ancestry.repeatable(k) or b in self.ancestry.reread[k]:
             return -1
-        graph, result = self.graph, NEVER
-        versions = dict((*zip(graph.writes[k], graph.write_versions[k], strict=True), *self._reads(k)))
+        graph, releases, result = self.graph, self.releases, NEVER
+        last, needs = graph.last_version, self._last_needs
+        versions = dict(zip(graph.writes[k], graph.write_versions[k], strict=True))
+        versions.update(zip(graph.reads[k], graph.read_versions[k], strict=True))
         for r in self.ancestry.inputs[k]:
             if r == b:
                 continue
-            overwriting = next((w for w in self.writers[r] if w >= k), None)
-            if overwriting is not None and versions[r] != graph.last_version[r]:
+            if versions[r] != last[r] and (overwriting := next((w for w in self.writers[r] if w >= k), None)) is not None:
                 result = min(result, overwriting)
-            released = self.releases[r]
+            released = releases[r]
             if released is not None:
                 # What may be dropped is there only as long as it can be recomputed.
-                result = min(result, until[r] if until[r] >= self._last_needs[r] else released)
+                result = min(result, until[r] if until[r] >= needs[r] else released)
         return result
-
-    def _reads(self, k: int) -> zip[tuple[int, int]]:
-        return zip(self.graph.reads[k], self.graph.read_versions[k], strict=True)

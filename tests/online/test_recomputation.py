@@ -12,7 +12,7 @@ FORWARD, BACKWARD, OPTIMIZER = Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER
 
 def droppable(kernels: list[Kernel], blocks: list[Block]) -> set[str]:
     graph = TaskGraph.of(Trace(INFO, tuple(kernels), tuple(blocks)))
-    recomputation = Recomputation(graph, graph.recorded_releases)
+    recomputation = Recomputation.of(graph)
     return {graph.blocks[b].id for b in range(len(blocks)) if recomputation.can_drop[b]}
 
 

@@ -76,7 +76,7 @@ class Nodes:
     @cached_property
     def recomputation(self) -> Recomputation:
         """Which blocks can be recomputed."""
-        return Recomputation(self.graph, self.graph.recorded_releases)
+        return Recomputation.of(self.graph)
 
     @cached_property
     def lifetimes(self) -> Lifetimes:

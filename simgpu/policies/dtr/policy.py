@@ -96,7 +96,7 @@ class _Dropping(Quiet):
                     return np.where(sizes * stale > 0, costs / (sizes.astype(np.float64) * stale), np.inf)
 
     def _costs_of(self, graph: TaskGraph) -> Surroundings:
-        recomputation = Recomputation(graph, graph.recorded_releases)
+        recomputation = Recomputation.of(graph)
         costs, can_drop = recomputation.costs_ns, recomputation.can_drop
         match self._heuristic:
             case "dtr" | "msps":
