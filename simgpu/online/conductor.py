@@ -17,14 +17,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from simgpu.errors import ProgramError
+from simgpu.garbage import no_collection
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.online.decisions import Decider, Decision, Drop, Evict, Fetch, Wait
+from simgpu.online.iteration import Iteration
 from simgpu.online.memory import OnlineMemory
 from simgpu.online.recomputation import Recomputation
 from simgpu.online.view import View
 from simgpu.program.instructions import InitialContents, Program, Segment
-from simgpu.program.lifetimes import lifetimes
 
 #: Decisions that the message about an illegal one lists.
 _LISTED = 5
@@ -45,6 +46,7 @@ class Conductor:
     sees_future: whether the policy may ask for next uses. offloads: whether it uses other memories.
     """
 
+    @no_collection()
     def __init__(
         self,
         graph: TaskGraph,
@@ -58,12 +60,13 @@ class Conductor:
     ) -> None:
         self.graph, self.decider, self._frees, self._offloads = graph, decider, frees, offloads
         self.recomputation = Recomputation.of(graph)
-        self._births, self._deaths, self._survivors, self._reinitialized = lifetimes(graph, graph.recorded_releases)
+        self._iteration = Iteration.of(graph)
         self.view = View.of(graph, node, budget, sees_future=sees_future)
         self._reserve_staging()
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
         #: Each decision, and the kernel before which it was made.
         self._history: list[tuple[Decision, int]] = []
+        self._heard = 0
 
     def _reserve_staging(self) -> None:
         """Keeps host memory for two copies on their way, where blocks can go on from there and it is limited.
@@ -76,26 +79,31 @@ class Conductor:
             view.staging = min(2 * largest, capacity)
             view.room[HOST] = capacity - view.staging
 
+    @property
+    def answers(self) -> int:
+        """The number of answers so far: one before each kernel, one for each copy that ended, and the decisions."""
+        return self.view.kernel + self._heard + len(self._history)
+
+    @no_collection()
     def run(self) -> Program:
         """The program of the iteration.
 
         Raises `OutOfMemoryError` where the policy gives up too little, and `ProgramError` for an illegal decision.
         """
-        graph, memory = self.graph, self.memory
-        passing = set(self._reinitialized)
-        lasting = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0 and b not in passing]
-        self._begin(lasting)
+        graph, memory, lasting = self.graph, self.memory, self._iteration.lasting
+        self._begin()
         view, ended, before = self.view, self.decider.ended, self.decider.before
         for k in range(len(graph.kernels)):
             view.kernel = k
             while memory.ended:
+                self._heard += 1
                 if decisions := ended(view, memory.ended.popleft()):
                     self._apply(decisions)
             if decisions := before(view, k):
                 self._apply(decisions)
             self._kernel(k)
         view.kernel = len(graph.kernels)
-        self._end(lasting)
+        self._end()
         streams = {stream: memory.code[stream].code() for stream in sorted(memory.code, key=lambda each: each.rank)}
         homes: dict[str, list[int]] = {}
         for b, home in self.view.homes.items():
@@ -104,20 +112,20 @@ class Conductor:
         resident = tuple(b for b in lasting if b not in self.view.homes)
         return Program((Segment(streams),), resident=resident, other_contents=contents)
 
-    def _begin(self, lasting: list[int]) -> None:
+    def _begin(self) -> None:
         """What is persistent is there; what of it is freed in mid-iteration gets its initial value."""
         view, memory = self.view, self.memory
-        view.free -= int(view.sizes[[*lasting, *self._reinitialized]].sum())
+        lasting, reinitialized = self._iteration.lasting, self._iteration.reinitialized
+        view.free -= int(view.sizes[[*lasting, *reinitialized]].sum())
         if view.free < 0:
             self._find_homes(lasting)
         if view.free < 0:
             raise memory.out_of_memory("what is persistent, before the first kernel,", view.budget - view.free)
-        there = [*(b for b in lasting if b not in view.homes), *self._reinitialized]
-        if self._reinitialized:
-            memory.compute.acquire(self._reinitialized)
-            memory.compute.initialize(self._reinitialized)
-        for b in there:
-            memory.arrives(b)
+        there = [*(b for b in lasting if b not in view.homes), *reinitialized]
+        if reinitialized:
+            memory.compute.acquire(reinitialized)
+            memory.compute.initialize(reinitialized)
+        memory.arrive(there)
 
     def _find_homes(self, lasting: list[int]) -> None:
         """Other memories for what is persistent and used last, until the rest fits into device memory."""
@@ -131,23 +139,26 @@ class Conductor:
                 view.room[home] = None if room is None else room - view.bytes_in(home, b)
                 view.free += int(view.sizes[b])
 
-    def _end(self, lasting: list[int]) -> None:
+    def _end(self) -> None:
         """Brings back what is to be there, and frees the rest."""
-        memory = self.memory
+        memory, lasting = self.memory, self._iteration.lasting
         for b, home in self.view.homes.items():
             memory.wait_until_left(b)
             if b not in self.view.away[home]:
                 self._bring(b)
                 memory.wait_for(b)
             memory.go_home(b, home)
-        kept = [*self._survivors, *(b for b in lasting if b not in self.view.homes)]
+        kept = [*self._iteration.survivors, *(b for b in lasting if b not in self.view.homes)]
+        here = self.view.cells.here
         for b in kept:
-            self._bring(b)
-            memory.lock(b)
-            memory.wait_for(b)
+            if here[b]:
+                memory.lock(b)
+            else:
+                self._bring(b)
+                memory.lock(b)
+                memory.wait_for(b)
         memory.unlock(kept)
-        held = set(lasting)
-        memory.free(b for b in range(len(self.graph.sizes)) if b not in held and memory.exists(b))
+        memory.free(sorted(memory.existing().difference(lasting)))
         memory.forget_copies(kept)
         memory.finish()
 
@@ -155,30 +166,28 @@ class Conductor:
 
     def _kernel(self, k: int) -> None:
         """Runs a kernel of the trace with what it needs."""
-        graph, view, memory, births = self.graph, self.view, self.memory, self._births[k]
-        reads, writes = graph.reads[k], graph.writes[k]
-        used = [b for b in dict.fromkeys((*reads, *writes)) if b not in births]
-        self._use(used)
+        graph, view, memory, iteration = self.graph, self.view, self.memory, self._iteration
+        used, births, deaths, writes = iteration.used[k], iteration.births[k], iteration.deaths[k], graph.writes[k]
+        if missing := memory.lock_present(used):
+            self._use(missing)
         if births:
             memory.take(births, k)
-            if initialized := [b for b in births if b in graph.written_by_host]:
+            if initialized := iteration.initialized[k]:
                 memory.compute.initialize(initialized)
         memory.forget_copies(writes)
         memory.compute.launch(k)
         memory.advance(graph.durations[k])
-        for b in births:
-            memory.arrives(b)
+        memory.arrive(births)
         last_use_ns, now_ns = view.cells.last_use_ns, view.now_ns
         for b in writes:
             last_use_ns[b] = now_ns
         memory.unlock(used)
-        if self._deaths[k]:
-            memory.free([b for b in self._deaths[k] if memory.exists(b) and (self._frees or not view.can_drop[b])])
+        if deaths:
+            memory.free(deaths if self._frees else [b for b in deaths if not view.can_drop[b]])
 
-    def _use(self, blocks: list[int]) -> None:
+    def _use(self, missing: list[int]) -> None:
         """Brings blocks into device memory, where they stay until they are unlocked."""
         memory = self.memory
-        missing = memory.lock_present(blocks)
         for b in missing:
             self._bring(b)
             memory.lock(b)
@@ -251,7 +260,7 @@ class Conductor:
         memory.advance(graph.durations[k])
         for each in takes:
             if each in makes:
-                memory.arrives(each)
+                memory.arrive((each,))
             else:
                 memory.scratch(each)
         memory.unlock(present)

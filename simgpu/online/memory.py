@@ -11,6 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from simgpu.errors import OutOfMemoryError
 from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.online.lanes import Lanes, Staging
@@ -55,12 +57,15 @@ class OnlineMemory:
 
     # --- blocks -----------------------------------------------------------------------------------------------
 
-    def arrives(self, b: int) -> None:
-        """The value of a block is in device memory."""
-        self._cells.here[b] = True
-        self._moves += 1
-        self._cells.since[b] = self._moves
-        self._came(b)
+    def arrive(self, blocks: Iterable[int]) -> None:
+        """The values of blocks are in device memory."""
+        here, since, came, moves = self._cells.here, self._cells.since, self._came, self._moves
+        for b in blocks:
+            here[b] = True
+            moves += 1
+            since[b] = moves
+            came(b)
+        self._moves = moves
 
     def lock(self, b: int) -> None:
         """A block may not leave, until it is unlocked as often. The compute stream comes after its copy back."""
@@ -86,13 +91,15 @@ class OnlineMemory:
 
     def unlock(self, blocks: Iterable[int]) -> None:
         """The reverse of `lock`."""
-        locks, cells = self._locks, self._cells
+        locks, arriving, moves = self._locks, self.arriving, self._moves
+        busy, since = self._cells.busy, self._cells.since
         for b in blocks:
             locks[b] -= 1
-            if not locks[b] and b not in self.arriving:
-                cells.busy[b] = False
-                self._moves += 1
-                cells.since[b] = self._moves
+            if not locks[b] and b not in arriving:
+                busy[b] = False
+                moves += 1
+                since[b] = moves
+        self._moves = moves
 
     def is_locked(self, b: int) -> bool:
         """Whether a block may not leave."""
@@ -103,6 +110,11 @@ class OnlineMemory:
         if self._cells.here[b] or b in self.arriving or b in self.departing:
             return True
         return any(b in there for _, there in self._away)
+
+    def existing(self) -> set[int]:
+        """The blocks whose value is in some memory, or on its way."""
+        here = np.flatnonzero(self.view.here).tolist()
+        return {*here, *self.arriving, *self.departing}.union(*self.view.away.values())
 
     def source(self, b: int) -> str | None:
         """The memory that has a block's value, the nearest one of several."""
@@ -149,28 +161,31 @@ class OnlineMemory:
 
     def give_up(self, blocks: Sequence[int]) -> None:
         """Releases the device memory of blocks now; with it go their values there."""
-        for b in blocks:
-            if b in self._arrived:
-                self._settle(b)
+        if self._arrived:
+            for b in blocks:
+                if b in self._arrived:
+                    self._settle(b)
         self.compute.release(blocks)
+        here, left, sizes, view = self._cells.here, self._left_to, self._sizes, self.view
         for b in blocks:
-            self._leaves(b)
-            self.view.free += self._sizes[b]
+            here[b] = False
+            left(b)
+            view.free += sizes[b]
 
     def scratch(self, b: int) -> None:
         """Releases device memory that held no value."""
         self.compute.release((b,))
         self.view.free += self._sizes[b]
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """Releases blocks everywhere: nothing needs them any more."""
-        blocks = list(blocks)
         if self.arriving or self.departing:
             for b in blocks:
                 self.wait_for(b)
                 self.wait_until_left(b)
-        if here := [b for b in blocks if self._cells.here[b]]:
-            self.give_up(here)
+        here = self._cells.here
+        if present := [b for b in blocks if here[b]]:
+            self.give_up(present)
         self.forget_copies(blocks)
 
     def forget_copies(self, blocks: Iterable[int]) -> None:
@@ -208,10 +223,6 @@ class OnlineMemory:
         """Lets the compute stream come after the copy back of a block."""
         self.compute.wait(self._arrived.pop(b))
 
-    def _leaves(self, b: int) -> None:
-        self._cells.here[b] = False
-        self._left_to(b)
-
     def _grow(self, memory: str, by: int) -> None:
         room = self.view.room[memory]
         if room is not None:
@@ -232,7 +243,8 @@ class OnlineMemory:
             self._settle(b)
         if self.view.homes.get(b) != to:
             self._grow(to, -self.view.bytes_in(to, b))
-        self._leaves(b)
+        self._cells.here[b] = False
+        self._left_to(b)
         self.view.leaving += self._sizes[b]
         self.departing[b], _ = self._move(b, way)
 
@@ -341,7 +353,7 @@ class OnlineMemory:
         if flight.dst == DEVICE:
             self._arrived[b] = self.arriving.pop(b)[0]
             self._cells.busy[b] = self.is_locked(b)
-            self.arrives(b)
+            self.arrive((b,))
         else:
             view.away[flight.dst].add(b)
             self._departed[b] = self.departing.pop(b)

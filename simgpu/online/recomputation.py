@@ -98,7 +98,10 @@ class Recomputation:
         for r in self.ancestry.inputs[k]:
             if r == b:
                 continue
-            if versions[r] != last[r] and (overwriting := next((w for w in self.writers[r] if w >= k), None)) is not None:
+            if (
+                versions[r] != last[r]
+                and (overwriting := next((w for w in self.writers[r] if w >= k), None)) is not None
+            ):
                 result = min(result, overwriting)
             released = releases[r]
             if released is not None:

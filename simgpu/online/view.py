@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -103,8 +104,8 @@ class View:
 
     def candidates(self) -> Ints:
         """The blocks that may leave device memory now, in the order in which they became free to."""
-        blocks = np.flatnonzero(self.here & ~self.busy)
-        return blocks[np.argsort(self.since[blocks], kind="stable")]
+        blocks = np.flatnonzero(self.here > self.busy)
+        return blocks[self.since[blocks].argsort()]  # no two of them became so at once
 
     @cached_property
     def places(self) -> tuple[str, ...]:
@@ -148,7 +149,31 @@ class View:
 
         Raises `ProgramError` for a policy that does not declare that it knows the future.
         """
+        return int(self.next_uses(np.array([block]))[0])
+
+    def next_uses(self, blocks: Ints) -> Ints:
+        """`next_use` of each of these blocks."""
         if not self.sees_future:
             raise ProgramError("the policy asks for a next use, and is not declared clairvoyant")
-        following = self.graph.next_use(block, self.kernel - 1)
-        return NEVER if following is None else following
+        uses = _Uses.of(self.graph)
+        at = np.searchsorted(uses.order, blocks * len(self.graph.kernels) + self.kernel)
+        return np.where(at < uses.ends[blocks], uses.kernels[at], NEVER)
+
+
+class _Uses(NamedTuple):
+    """All uses of all blocks, block after block. kernels: with one more at the end; order: ascending numbers, block
+    times kernels plus kernel; ends: by block, where those of the next one begin."""
+
+    kernels: Ints
+    order: Ints
+    ends: Ints
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> _Uses:
+        known: _Uses | None = graph.kept.get(("uses in order",))
+        if known is None:
+            counts = np.array([len(uses) for uses in graph.uses], dtype=np.int64)
+            kernels = np.fromiter(chain.from_iterable((*graph.uses, (NEVER,))), dtype=np.int64, count=counts.sum() + 1)
+            order = np.repeat(np.arange(len(counts)) * len(graph.kernels), counts) + kernels[:-1]
+            known = graph.kept["uses in order",] = cls(kernels, order, counts.cumsum())
+        return known

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from simgpu.online.view import Ints, View
 from simgpu.policies.common.deciding import EvictingPolicy
 
@@ -21,4 +19,4 @@ class Belady(EvictingPolicy):
 
     def ranks(self, view: View, blocks: Ints) -> Ints:
         """Less the next use."""
-        return -np.array([view.next_use(int(b)) for b in blocks], dtype=np.int64)
+        return -view.next_uses(blocks)

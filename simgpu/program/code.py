@@ -175,6 +175,8 @@ class CodeWriter:
         self._rows: list[int] = []
         self._blocks: list[int] = []
         self._all_rows, self._all_blocks = array("i"), array("i")
+        #: How many blocks it has listed.
+        self._listed = 0
         self.memories: dict[str, int] = Numbers((name, number) for number, name in enumerate(memories))
         self.ways: dict[tuple[str, str], int] = Numbers()
         self.offsets: dict[int, tuple[int, ...]] = {}
@@ -201,15 +203,17 @@ class CodeWriter:
         if offsets is not None:
             self.offsets[len(self)] = offsets
         # Written out here and in `release`, because most instructions are these.
-        first = len(self._all_blocks) + len(self._blocks)
+        first = self._listed
+        self._listed = end = first + len(blocks)
         self._blocks += blocks
-        self._rows += (ACQUIRE, self.memories[memory], first, first + len(blocks))
+        self._rows += (ACQUIRE, self.memories[memory], first, end)
 
     def release(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Release`."""
-        first = len(self._all_blocks) + len(self._blocks)
+        first = self._listed
+        self._listed = end = first + len(blocks)
         self._blocks += blocks
-        self._rows += (RELEASE, self.memories[memory], first, first + len(blocks))
+        self._rows += (RELEASE, self.memories[memory], first, end)
 
     def initialize(self, blocks: Sequence[int], memory: str = DEVICE) -> None:
         """See `Initialize`."""
@@ -241,9 +245,10 @@ class CodeWriter:
 
     def _listed_at(self, blocks: Sequence[int]) -> tuple[int, int]:
         """List blocks; where they begin and end."""
+        first = self._listed
+        self._listed = end = first + len(blocks)
         self._blocks += blocks
-        end = len(self._all_blocks) + len(self._blocks)
-        return end - len(blocks), end
+        return first, end
 
     def _flush(self) -> None:
         """Add what was written last to the arrays, which take less memory."""

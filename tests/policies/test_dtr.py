@@ -14,7 +14,7 @@ from simgpu.graph.transforms import transformed
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
 from simgpu.online.conductor import Conductor
-from simgpu.policies.dtr.neighbours import Classes, Neighbours, Regions, Surroundings
+from simgpu.policies.dtr.neighbours import Classes, Regions, Relatives, Surroundings
 from simgpu.policies.dtr.policy import Dtr
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.run import simulate
@@ -72,12 +72,11 @@ def lives(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[int]]:
     return costs, parents, draw(st.lists(st.integers(0, count - 1), max_size=30))
 
 
-def relatives_of(parents: list[list[int]]) -> tuple[Neighbours, Neighbours]:
-    children = [tuple(c for c, given in enumerate(parents) if b in given) for b in range(len(parents))]
-    return tuple(map(tuple, parents)), tuple(children)
+def relatives_of(parents: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    return parents, [[c for c, given in enumerate(parents) if b in given] for b in range(len(parents))]
 
 
-def reached(b: int, towards: Neighbours, gone: set[int]) -> set[int]:
+def reached(b: int, towards: list[list[int]], gone: set[int]) -> set[int]:
     inside: set[int] = set()
     waiting = [b]
     while waiting:
@@ -113,7 +112,7 @@ def follow(costs: Surroundings, count: int, moves: list[int], parents: list[list
 def test_regions_are_all_that_is_reached_over_what_is_gone(given: tuple[list[int], list[list[int]], list[int]]) -> None:
     costs, parents, moves = given
     up, down = relatives_of(parents)
-    regions = Regions(np.array(costs, dtype=np.int64), up, down)
+    regions = Regions(np.array(costs, dtype=np.int64), Relatives.listed(up, down))
     here, gone = follow(regions, len(costs), moves, parents)
     blocks = np.array(sorted(here), dtype=np.int64)
     expected = [
@@ -157,7 +156,7 @@ class PlainClasses:
 def test_classes_are_joined_and_never_split(given: tuple[list[int], list[list[int]], list[int]]) -> None:
     costs, parents, moves = given
     up, down = relatives_of(parents)
-    classes = Classes(np.array(costs, dtype=np.int64), up, down)
+    classes = Classes(np.array(costs, dtype=np.int64), Relatives.listed(up, down))
     plain = PlainClasses(costs, [{*one, *two} for one, two in zip(up, down, strict=True)])
     here, _ = follow(classes, len(costs), moves, parents)
     follow(plain, len(costs), moves, parents)

@@ -38,7 +38,7 @@ def _new_class(b: Any, number: Any, own: Any, starts: Any, near: Any, gone: Any,
 
 
 @_around
-def follow_classes(moves: Any, number: Any, own: Any, starts: Any, near: Any, gone: Any, classes: Any) -> Any:
+def _join(moves: Any, number: Any, own: Any, starts: Any, near: Any, gone: Any, classes: Any) -> Any:
     """Joins classes. number: of the next class, which is returned. classes: by number of a class the one that it has
     joined, and its cost; by block, the class that it began; a mark by class."""
     joined, costs, class_of, _ = classes
@@ -53,17 +53,32 @@ def follow_classes(moves: Any, number: Any, own: Any, starts: Any, near: Any, go
 
 
 @_around
-def sum_classes(blocks: Any, sums: Any, mark: Any, starts: Any, near: Any, gone: Any, classes: Any) -> None:
-    """Adds to the sum of each of these blocks the costs of the classes next to it, each once. mark: a number that grows
-    with each call by the number of blocks."""
+def add_classes(
+    moves: Any,
+    blocks: Any,
+    sums: Any,
+    number: Any,
+    mark: Any,
+    own: Any,
+    starts: Any,
+    near: Any,
+    gone: Any,
+    classes: Any,
+) -> Any:
+    """Follows the moves, and adds to the sum of each of these blocks the costs of the classes next to it, each once.
+
+    number: of the next class; returns the new one. mark: a number that grows with each call by the number of blocks.
+    """
+    number = _join(moves, number, own, starts, near, gone, classes)
     joined, costs, class_of, marks = classes
     for place, b in enumerate(blocks):
         for at in range(starts[b], starts[b + 1]):
             if gone[near[at]]:
-                number = _class_of(class_of[near[at]], joined)
-                if marks[number] != mark + place:
-                    marks[number] = mark + place
-                    sums[place] += costs[number]
+                found = _class_of(class_of[near[at]], joined)
+                if marks[found] != mark + place:
+                    marks[found] = mark + place
+                    sums[place] += costs[found]
+    return number
 
 
 @_around
@@ -89,7 +104,7 @@ def _reach(b: Any, mark: Any, starts: Any, near: Any, gone: Any, marks: Any, sta
 
 
 @_around
-def follow_regions(moves: Any, mark: Any, own: Any, gone: Any, up: Any, down: Any, scratch: Any) -> Any:
+def _follow(moves: Any, mark: Any, own: Any, gone: Any, up: Any, down: Any, scratch: Any) -> Any:
     """Notes whose regions change. up, down: the neighbours in a direction; by block the cost of its region there, and
     whether that is stale. Returns the mark, a number that grows with each search."""
     marks, stack = scratch
@@ -105,7 +120,7 @@ def follow_regions(moves: Any, mark: Any, own: Any, gone: Any, up: Any, down: An
 
 
 @_around
-def sum_regions(blocks: Any, sums: Any, mark: Any, own: Any, gone: Any, way: Any, scratch: Any) -> Any:
+def _sum_regions(blocks: Any, sums: Any, mark: Any, own: Any, gone: Any, way: Any, scratch: Any) -> Any:
     """Adds to the sum of each of these blocks the cost of its region in a direction. Returns the mark."""
     starts, near, costs, stale, unused = way
     marks, stack = scratch
@@ -116,3 +131,14 @@ def sum_regions(blocks: Any, sums: Any, mark: Any, own: Any, gone: Any, way: Any
             stale[b] = False
         sums[place] += costs[b]
     return mark
+
+
+@_around
+def add_regions(
+    moves: Any, blocks: Any, sums: Any, mark: Any, own: Any, gone: Any, up: Any, down: Any, both: Any, scratch: Any
+) -> Any:
+    """Follows the moves, and adds to the sum of each of these blocks the costs of its regions: of that towards its
+    parents, and with `both` of that towards its children. mark: of the last search; returns the new one."""
+    mark = _follow(moves, mark, own, gone, up, down, scratch)
+    mark = _sum_regions(blocks, sums, mark, own, gone, up, scratch)
+    return _sum_regions(blocks, sums, mark, own, gone, down, scratch) if both else mark

@@ -6,17 +6,55 @@ there and are gone count; those that the framework has freed count too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.online.recomputation import Recomputation
 from simgpu.online.view import Bools, Ints
 
-#: The neighbours of each block.
-Neighbours = Sequence[tuple[int, ...]]
+
+class Neighbours(NamedTuple):
+    """Those of block b are near[starts[b] : starts[b + 1]]."""
+
+    starts: Ints
+    near: Ints
+
+    @classmethod
+    def of(cls, near: Sequence[Iterable[int]]) -> Neighbours:
+        """From the neighbours of each block.
+
+        >>> Neighbours.of([(1, 2), (), (0,)]).starts.tolist()
+        [0, 2, 2, 3]
+        """
+        rows = list(map(tuple, near))
+        starts = np.array([0, *accumulate(map(len, rows))], dtype=np.int64)
+        return cls(starts, np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(starts[-1])))
+
+
+class Relatives(NamedTuple):
+    """Parents, children, and both, of each block, without those that are never gone, such as weights."""
+
+    parents: Neighbours
+    children: Neighbours
+    both: Neighbours
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> Relatives:
+        """Those of a graph, made once."""
+        known: Relatives | None = graph.kept.get(("relatives",))
+        if known is None:
+            known = graph.kept["relatives",] = cls.listed(*_relatives(graph))
+        return known
+
+    @classmethod
+    def listed(cls, parents: Sequence[Iterable[int]], children: Sequence[Iterable[int]]) -> Relatives:
+        """From the parents and the children of each block."""
+        both = [dict.fromkeys((*one, *two)) for one, two in zip(parents, children, strict=True)]
+        return cls(Neighbours.of(parents), Neighbours.of(children), Neighbours.of(both))
 
 
 class Surroundings(Protocol):
@@ -35,8 +73,9 @@ class Surroundings(Protocol):
         ...
 
 
-def relatives(graph: TaskGraph, can_drop: Bools) -> tuple[Neighbours, Neighbours]:
-    """The parents and the children of each block, without those that are never gone, such as weights."""
+def _relatives(graph: TaskGraph) -> tuple[list[dict[int, None]], list[dict[int, None]]]:
+    """The parents and the children of each block."""
+    can_drop = Recomputation.of(graph).can_drop.tolist()
     parents: list[dict[int, None]] = [{} for _ in graph.sizes]
     children: list[dict[int, None]] = [{} for _ in graph.sizes]
     for reads, writes in zip(graph.reads, graph.writes, strict=True):
@@ -45,7 +84,7 @@ def relatives(graph: TaskGraph, can_drop: Bools) -> tuple[Neighbours, Neighbours
             parents[b].update(dict.fromkeys(r for r in given if r != b))
         for r in given:
             children[r].update(dict.fromkeys(b for b in made if b != r))
-    return tuple(map(tuple, parents)), tuple(map(tuple, children))
+    return parents, children
 
 
 class Alone:
@@ -71,15 +110,13 @@ class _Moves:
     def __init__(self, costs: Ints) -> None:
         self._own = costs
         self._moves: list[int] = []
+        #: A block is there.
+        self.came = self._moves.append
         self._gone = np.zeros(len(costs), dtype=np.bool_)
 
     def left(self, b: int) -> None:
         """A block is gone."""
         self._moves.append(~b)
-
-    def came(self, b: int) -> None:
-        """A block is there."""
-        self._moves.append(b)
 
     def _new_moves(self) -> Ints:
         moves = np.array(self._moves, dtype=np.int64)
@@ -94,10 +131,9 @@ class Classes(_Moves):
     A block costs as much as it and the classes of its gone neighbours.
     """
 
-    def __init__(self, costs: Ints, parents: Neighbours, children: Neighbours) -> None:
+    def __init__(self, costs: Ints, relatives: Relatives) -> None:
         super().__init__(costs)
-        near = [tuple(dict.fromkeys(one + two)) for one, two in zip(parents, children, strict=True)]
-        self._starts, self._near = _listed(near)
+        self._near = relatives.both
         self._number = self._mark = 0
         #: By number of a class: the one that it has joined, and its cost. By block: the class that it began. Marks.
         self._joined, self._cost, self._marks = (np.zeros(0, dtype=np.int64) for _ in range(3))
@@ -105,7 +141,7 @@ class Classes(_Moves):
 
     def around(self, blocks: Ints) -> Ints:
         """The costs of these blocks, nanoseconds."""
-        from simgpu.policies.dtr.compiled_neighbours import follow_classes, sum_classes
+        from simgpu.policies.dtr.compiled_neighbours import add_classes
 
         moves = self._new_moves()
         if len(self._joined) < self._number + len(moves):
@@ -114,10 +150,9 @@ class Classes(_Moves):
                 np.concatenate((each, np.zeros(more, dtype=np.int64)))
                 for each in (self._joined, self._cost, self._marks)
             )
-        near, classes = (self._starts, self._near, self._gone), (self._joined, self._cost, self._class, self._marks)
-        self._number = follow_classes(moves, self._number, self._own, *near, classes)
-        sums = self._own[blocks]
-        sum_classes(blocks, sums, self._mark + 1, *near, classes)
+        classes = self._joined, self._cost, self._class, self._marks
+        sums, graph = self._own[blocks], (self._own, *self._near, self._gone)
+        self._number = add_classes(moves, blocks, sums, self._number, self._mark + 1, *graph, classes)
         self._mark += len(blocks)
         return sums
 
@@ -129,21 +164,19 @@ class Regions(_Moves):
     A block costs as much as it and the blocks of both regions; with `backward` only, of that towards its parents.
     """
 
-    def __init__(self, costs: Ints, parents: Neighbours, children: Neighbours, *, backward: bool = False) -> None:
+    def __init__(self, costs: Ints, relatives: Relatives, *, backward: bool = False) -> None:
         super().__init__(costs)
-        self._up, self._down = (_way(towards) for towards in (parents, children))
+        self._up, self._down = _way(relatives.parents), _way(relatives.children)
         self._scratch = tuple(np.zeros(len(costs) + 1, dtype=np.int64) for _ in range(2))
         self._backward, self._mark = backward, 0
 
     def around(self, blocks: Ints) -> Ints:
         """The costs of these blocks, nanoseconds."""
-        from simgpu.policies.dtr.compiled_neighbours import follow_regions, sum_regions
+        from simgpu.policies.dtr.compiled_neighbours import add_regions
 
+        sums, ways = self._own[blocks], (self._up, self._down, not self._backward)
         tables = self._own, self._gone
-        self._mark = follow_regions(self._new_moves(), self._mark, *tables, self._up, self._down, self._scratch)
-        sums = self._own[blocks]
-        for way in (self._up,) if self._backward else (self._up, self._down):
-            self._mark = sum_regions(blocks, sums, self._mark, *tables, way, self._scratch)
+        self._mark = add_regions(self._new_moves(), blocks, sums, self._mark, *tables, *ways, self._scratch)
         return sums
 
 
@@ -153,12 +186,6 @@ _Way = tuple[Ints, Ints, Ints, Bools, Bools]
 
 
 def _way(towards: Neighbours) -> _Way:
-    count = len(towards)
+    count = len(towards.starts) - 1
     stale, unread = np.ones(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-    return (*_listed(towards), np.zeros(count, dtype=np.int64), stale, unread)
-
-
-def _listed(near: Neighbours) -> tuple[Ints, Ints]:
-    """Where the neighbours of each block begin, and all of them."""
-    starts = np.array([0, *accumulate(map(len, near))], dtype=np.int64)
-    return starts, np.fromiter(chain.from_iterable(near), dtype=np.int64, count=int(starts[-1]))
+    return (*towards, np.zeros(count, dtype=np.int64), stale, unread)

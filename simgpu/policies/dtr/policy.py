@@ -31,10 +31,10 @@ from simgpu.graph.functional import Functional
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.online.decisions import Decider, Decision, Drop
 from simgpu.online.recomputation import Recomputation
-from simgpu.online.view import Ints, View
+from simgpu.online.view import Flight, Ints, View
 from simgpu.policies.base import parameter
-from simgpu.policies.common.deciding import OnlinePolicy, Quiet
-from simgpu.policies.dtr.neighbours import Alone, Classes, Regions, Surroundings, relatives
+from simgpu.policies.common.deciding import OnlinePolicy
+from simgpu.policies.dtr.neighbours import Alone, Classes, Regions, Relatives, Surroundings
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class Dtr(OnlinePolicy):
         return self.deallocation == "eager"
 
 
-class _Dropping(Quiet):
+class _Dropping:
     def __init__(self, heuristic: str, graph: TaskGraph) -> None:
         self._heuristic = heuristic
         self._costs = self._costs_of(graph)
+        # Blocks come and leave thousands of times an iteration.
+        self.left, self.came = self._costs.left, self._costs.came
 
     def short(self, view: View, need: int) -> Iterator[Decision]:
         while need > 0:
@@ -75,36 +77,36 @@ class _Dropping(Quiet):
             yield Drop(chosen)
             need -= int(view.sizes[chosen])
 
-    def left(self, block: int) -> None:
-        self._costs.left(block)
+    def before(self, view: View, kernel: int) -> tuple[()]:
+        return ()
 
-    def came(self, block: int) -> None:
-        self._costs.came(block)
+    def ended(self, view: View, flight: Flight) -> tuple[()]:
+        return ()
 
     def _values(self, view: View, blocks: Ints) -> NDArray[np.float64]:
-        sizes, stale = view.sizes[blocks], view.now_ns - view.last_use_ns[blocks]
-        costs = self._costs.around(blocks)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            match self._heuristic:
-                case "lru":
-                    return view.last_use_ns[blocks].astype(np.float64)
-                case "size":
-                    return 1 / sizes
-                case "msps":
-                    return costs / sizes
-                case _:
-                    return np.where(sizes * stale > 0, costs / (sizes.astype(np.float64) * stale), np.inf)
+        if self._heuristic == "lru":
+            return view.last_use_ns[blocks].astype(np.float64)
+        sizes, costs = view.sizes[blocks].astype(np.float64), self._costs.around(blocks)
+        if self._heuristic == "size":
+            return _divided(np.ones(len(blocks)), sizes)
+        if self._heuristic == "msps":
+            return _divided(costs, sizes)
+        return _divided(costs, sizes * (view.now_ns - view.last_use_ns[blocks]))
 
     def _costs_of(self, graph: TaskGraph) -> Surroundings:
-        recomputation = Recomputation.of(graph)
-        costs, can_drop = recomputation.costs_ns, recomputation.can_drop
+        costs = Recomputation.of(graph).costs_ns
         match self._heuristic:
             case "dtr" | "msps":
-                return Regions(costs, *relatives(graph, can_drop), backward=self._heuristic == "msps")
+                return Regions(costs, Relatives.of(graph), backward=self._heuristic == "msps")
             case "eq":
-                return Classes(costs, *relatives(graph, can_drop))
+                return Classes(costs, Relatives.of(graph))
             case _:
                 return Alone(costs)
+
+
+def _divided(costs: Ints | NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Infinite where it is divided by nothing: a block without bytes, or one that is used now, stays."""
+    return np.divide(costs, by, out=np.full(len(by), np.inf), where=by > 0)
 
 
 def _lowest(values: NDArray[np.float64]) -> int:
