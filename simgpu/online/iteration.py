@@ -29,7 +29,7 @@ class Iteration(NamedTuple):
         >>> from simgpu.trace.chain import chain
         >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
         >>> [[graph.blocks[b].id for b in blocks] for blocks in Iteration.of(graph).used]
-        [[], ['x1'], ['x2', 'x3'], ['x1', 'g2']]
+        [['x1'], ['x2'], ['x2', 'x3'], ['x1', 'g2']]
         """
         known: Iteration | None = graph.kept.get(("iteration",))
         if known is None:

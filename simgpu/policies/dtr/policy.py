@@ -44,6 +44,7 @@ class Dtr(OnlinePolicy):
     name = "dtr"
     transforms = (Functional(),)
     offloads = False
+    libraries = ("numba",)
     summary = "drops by cost, size and staleness when memory is short; recomputes dropped blocks on demand"
     source = "Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021; github.com/uwsampl/dtr-prototype, simrd"
 
@@ -106,7 +107,9 @@ class _Dropping:
 
 def _divided(costs: Ints | NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
     """Infinite where it is divided by nothing: a block without bytes, or one that is used now, stays."""
-    return np.divide(costs, by, out=np.full(len(by), np.inf), where=by > 0)
+    values = np.full(len(by), np.inf)
+    np.divide(costs, by, out=values, where=by > 0)
+    return values
 
 
 def _lowest(values: NDArray[np.float64]) -> int:
