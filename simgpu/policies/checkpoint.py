@@ -203,7 +203,8 @@ class _Checkpointing:
                 elif b in read:
                     recorded = releases[b]
                     releases[b] = None if recorded is None else max(recorded, start)
-            for b in read & entering.keys():
+            made_again = first.keys() - set(rerun.retained)
+            for b in (read & entering.keys()) - made_again:
                 read_at[b].append(start)
             skipped += rerun.left_out
             self.sections += (self._section(region, rerun),)
