@@ -90,19 +90,9 @@ class Conductor:
 
         Raises `OutOfMemoryError` where the policy gives up too little, and `ProgramError` for an illegal decision.
         """
-        graph, memory, lasting = self.graph, self.memory, self._iteration.lasting
+        memory, lasting = self.memory, self._iteration.lasting
         self._begin()
-        view, ended, before = self.view, self.decider.ended, self.decider.before
-        for k in range(len(graph.kernels)):
-            view.kernel = k
-            while memory.ended:
-                self._heard += 1
-                if decisions := ended(view, memory.ended.popleft()):
-                    self._apply(decisions)
-            if decisions := before(view, k):
-                self._apply(decisions)
-            self._kernel(k)
-        view.kernel = len(graph.kernels)
+        self._run_kernels()
         self._end()
         streams = {stream: memory.code[stream].code() for stream in sorted(memory.code, key=lambda each: each.rank)}
         homes: dict[str, list[int]] = {}
@@ -164,26 +154,36 @@ class Conductor:
 
     # --- kernels ----------------------------------------------------------------------------------------------
 
-    def _kernel(self, k: int) -> None:
-        """Runs a kernel of the trace with what it needs."""
+    def _run_kernels(self) -> None:
+        """Runs the kernels of the trace with what they need, and asks before each of them."""
         graph, view, memory, iteration = self.graph, self.view, self.memory, self._iteration
-        used, births, deaths, writes = iteration.used[k], iteration.births[k], iteration.deaths[k], graph.writes[k]
-        if missing := memory.lock_present(used):
-            self._use(missing)
-        if births:
-            memory.take(births, k)
-            if initialized := iteration.initialized[k]:
-                memory.compute.initialize(initialized)
-        memory.forget_copies(writes)
-        memory.compute.launch(k)
-        memory.advance(graph.durations[k])
-        memory.arrive(births)
-        last_use_ns, now_ns = view.cells.last_use_ns, view.now_ns
-        for b in writes:
-            last_use_ns[b] = now_ns
-        memory.unlock(used)
-        if deaths:
-            memory.free(deaths if self._frees else [b for b in deaths if not view.can_drop[b]])
+        ended, before, last_use_ns = self.decider.ended, self.decider.before, view.cells.last_use_ns
+        lists = iteration.used, iteration.births, iteration.initialized, graph.writes, graph.durations, iteration.deaths
+        for k, (used, births, initialized, writes, duration, deaths) in enumerate(zip(*lists, strict=True)):
+            view.kernel = k
+            while memory.ended:
+                self._heard += 1
+                if decisions := ended(view, memory.ended.popleft()):
+                    self._apply(decisions)
+            if decisions := before(view, k):
+                self._apply(decisions)
+            if missing := memory.lock_present(used):
+                self._use(missing)
+            if births:
+                memory.take(births, k)
+                if initialized:
+                    memory.compute.initialize(initialized)
+            memory.forget_copies(writes)
+            memory.compute.launch(k)
+            memory.advance(duration)
+            memory.arrive(births)
+            now_ns = view.now_ns
+            for b in writes:
+                last_use_ns[b] = now_ns
+            memory.unlock(used)
+            if deaths:
+                memory.free(deaths if self._frees else [b for b in deaths if not view.can_drop[b]])
+        view.kernel = len(graph.kernels)
 
     def _use(self, missing: list[int]) -> None:
         """Brings blocks into device memory, where they stay until they are unlocked."""

@@ -70,11 +70,10 @@ class _Dropping:
 
     def short(self, view: View, need: int) -> Iterator[Decision]:
         while need > 0:
-            blocks = view.candidates()
-            blocks = blocks[view.can_drop[blocks]]
+            blocks = np.flatnonzero((view.here > view.busy) & view.can_drop)
             if not len(blocks):
                 return
-            chosen = int(blocks[_lowest(self._values(view, blocks))])
+            chosen = _lowest(blocks, self._values(view, blocks), view.since)
             yield Drop(chosen)
             need -= int(view.sizes[chosen])
 
@@ -112,9 +111,11 @@ def _divided(costs: Ints | NDArray[np.float64], by: NDArray[np.float64]) -> NDAr
     return values
 
 
-def _lowest(values: NDArray[np.float64]) -> int:
-    """The place of the lowest: as in simrd the first zero, else the last of equal ones."""
-    least = int(np.argmin(values))
-    if values[least] == 0:
-        return least
-    return len(values) - 1 - int(np.argmin(values[::-1]))
+def _lowest(blocks: Ints, values: NDArray[np.float64], since: Ints) -> int:
+    """The block with the lowest value: as in simrd, of several zeros what could leave first, else what could last."""
+    least = values.min()
+    equal = blocks[values == least]
+    if len(equal) > 1:
+        ages = since[equal]
+        equal = equal[ages.argmin() if least == 0 else ages.argmax() :]
+    return int(equal[0])
