@@ -263,27 +263,32 @@ class OnlineMemory:
 
     def _move(self, b: int, way: Sequence[str]) -> tuple[int, int]:
         """Copies a block on a way from or to the device; returns event and time of the end."""
-        before, ready = [self._signal()], self.view.now_ns
-        if len(way) > 2:
-            need = self.view.bytes_in(HOST, b)
-            left, left_ns = self._staging.take(need, ready)
-            before += [] if left is None else [left]
-            ready = max(ready, left_ns)
-            self._passing.add(b)
+        if len(way) == 2:
+            return self._hop(b, way[0], way[1], (self._signal(),), self.view.now_ns)
+        view, need = self.view, self.view.bytes_in(HOST, b)
+        left, left_ns = self._staging.take(need, view.now_ns)
+        before = (self._signal(),) if left is None else (self._signal(), left)
+        ready = max(view.now_ns, left_ns)
+        self._passing.add(b)
         for src, dst in pairwise(way):
-            code, reached = self._code_of(src, dst), self._event()
-            for event in before:
-                code.wait(event)
-            if dst != DEVICE and self.view.homes.get(b) != dst:
-                code.acquire((b,), dst)
-            code.copy(b, src, dst)
-            if src != way[0] or src == DEVICE:
-                code.release((b,), src)
-            code.signal(reached)
-            before, ready = [reached], self._fly(b, src, dst, ready)
-        if len(way) > 2:
-            self._staging.leaves(need, reached, ready)
+            reached, ready = self._hop(b, src, dst, before, ready)
+            before = (reached,)
+        # A block leaves the host when it has gone on.
+        self._staging.leaves(need, reached, ready)
         return reached, ready
+
+    def _hop(self, b: int, src: str, dst: str, before: Sequence[int], ready_ns: int) -> tuple[int, int]:
+        """Copies a block over a link after these events; returns event and time of the end."""
+        code, reached = self._code_of(src, dst), self._event()
+        for event in before:
+            code.wait(event)
+        if dst != DEVICE and self.view.homes.get(b) != dst:
+            code.acquire((b,), dst)
+        code.copy(b, src, dst)
+        if src == DEVICE or b in self._passing and src == HOST:
+            code.release((b,), src)
+        code.signal(reached)
+        return reached, self._fly(b, src, dst, ready_ns)
 
     def _code_of(self, src: str, dst: str) -> CodeWriter:
         """What writes the stream of a direction of a link."""
