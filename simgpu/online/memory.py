@@ -146,7 +146,8 @@ class OnlineMemory:
             self.wait_for(min(self.arriving, key=lambda b: self.arriving[b][1]))
         if self._departed:
             for b in blocks:
-                self.order(b)
+                if b in self._departed:
+                    self.order(b)
         self.compute.acquire(blocks)
         while view.free < need:
             self._pass_until(self._flights[0][0])
@@ -201,7 +202,7 @@ class OnlineMemory:
         self.order(b)
         if self.view.homes.get(b) != memory:
             self.compute.release((b,), memory)
-            self._grow(memory, self.view.bytes_in(memory, b))
+            self._grow(memory, b, 1)
 
     def go_home(self, b: int, home: str) -> None:
         """Brings the home of a block up to date, from device memory if need be, and gives up its other memory."""
@@ -223,10 +224,11 @@ class OnlineMemory:
         """Lets the compute stream come after the copy back of a block."""
         self.compute.wait(self._arrived.pop(b))
 
-    def _grow(self, memory: str, by: int) -> None:
+    def _grow(self, memory: str, b: int, sign: int) -> None:
+        """Adds the bytes of a block to the room that is left in a memory, or takes them."""
         room = self.view.room[memory]
         if room is not None:
-            self.view.room[memory] = room + by
+            self.view.room[memory] = room + sign * self.view.bytes_in(memory, b)
 
     # --- copies -----------------------------------------------------------------------------------------------
 
@@ -236,13 +238,14 @@ class OnlineMemory:
         A block that is to go through the host, and whose value is there, stays there.
         """
         way = self._way_to(to)
-        if any(b in self.view.away[memory] for memory in way[1:]):
-            self.give_up([b])
-            return
+        for memory in way[1:]:
+            if b in self.view.away[memory]:
+                self.give_up([b])
+                return
         if b in self._arrived:
             self._settle(b)
         if self.view.homes.get(b) != to:
-            self._grow(to, -self.view.bytes_in(to, b))
+            self._grow(to, b, -1)
         self._cells.here[b] = False
         self._left_to(b)
         self.view.leaving += self._sizes[b]

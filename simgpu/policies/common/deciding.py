@@ -101,7 +101,7 @@ class _ByRank(Quiet):
 
     def short(self, view: View, need: int) -> Iterator[Decision]:
         blocks = view.candidates()
-        return evicted(view, blocks[np.argsort(self._policy.ranks(view, blocks), kind="stable")], need)
+        return evicted(view, blocks[self._policy.ranks(view, blocks).argsort(kind="stable")], need)
 
 
 def evicted(view: View, blocks: Ints, need: int) -> Iterator[Decision]:
