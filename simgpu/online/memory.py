@@ -288,7 +288,7 @@ class OnlineMemory:
         if dst != DEVICE and self.view.homes.get(b) != dst:
             code.acquire((b,), dst)
         code.copy(b, src, dst)
-        if src == DEVICE or b in self._passing and src == HOST:
+        if src == DEVICE or (b in self._passing and src == HOST):
             code.release((b,), src)
         code.signal(reached)
         return reached, self._fly(b, src, dst, ready_ns)
