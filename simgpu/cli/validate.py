@@ -11,6 +11,7 @@ _COMMANDS = {
     "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link; write a node file."),
     "report": ("simgpu.cli.validate_report:report", "Compare measured runs with their simulation."),
     "memory": ("simgpu.cli.validate_memory:memory", "Compare predicted peaks of memory with measured ones."),
+    "public": ("simgpu.cli.validate_public:public", "Show which published measurements are compared."),
     "replay": ("simgpu.cli.validate_replay:replay", "Run a simulated program's instructions on a real device."),
 }
 
@@ -22,4 +23,5 @@ def validate() -> None:
     \b
     simgpu validate record -o my-gpu
     simgpu validate report my-gpu
+    simgpu validate public
     """

@@ -1,0 +1,1 @@
+"""Published measurements of training steps, and what simgpu predicts for them."""

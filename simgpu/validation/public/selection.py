@@ -1,0 +1,86 @@
+"""The rule that selects published rows for a comparison: by model, GPU, memory kind and options, never by error.
+
+A row is *comparable* if its source says what a prediction needs. Of those, a row is *covered* if simgpu models its
+options and follows its model. Every covered row is predicted and counts; every other one is listed with its reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from simgpu.validation.public.rows import PublishedRow
+
+
+class Subject(StrEnum):
+    """What is compared."""
+
+    MEMORY = "memory"
+    TIME = "time"
+
+
+class Reason(StrEnum):
+    """Why a row is not compared."""
+
+    # What the row does not say, or is not about.
+    SEVERAL_GPUS = "several GPUs"
+    NO_SIZES = "the model's sizes are not published"
+    NO_SHAPE = "batch or length is not stated"
+    NO_GPU = "the GPU is not stated"
+    NO_MEMORY = "no peak of allocated, active, reserved or device memory"
+    NO_CONTEXT = "device memory, and the CUDA context is not stated"
+    NO_TIME = "no time of a training step"
+    MIXED_LOOP = "not of training alone"
+    NO_OPTIONS = "the options are not stated"
+    # What simgpu lacks.
+    OPTION = "an option is not modelled"
+    MODEL = "the model is not followed"
+
+
+#: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
+MIXED, UNSTATED = "reinforcement learning", "options not stated"
+#: Options that simgpu models, by their words in `PublishedRow.uses`.
+MODELLED: frozenset[str] = frozenset()
+#: The configurations that simgpu follows.
+FOLLOWED: frozenset[str] = frozenset()
+
+
+def reasons(row: PublishedRow, subject: Subject) -> tuple[Reason, ...]:
+    """Why a row is not compared, all that its source lacks before what simgpu lacks; empty for a covered row.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> [reason.value for reason in reasons(published_rows()[0], Subject.MEMORY)]
+    ['several GPUs']
+    """
+    if row.gpus != 1:
+        return (Reason.SEVERAL_GPUS,)
+    return tuple(_lacks_of_row(row, subject)) or tuple(_lacks_of_simgpu(row))
+
+
+def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
+    if row.config is None:
+        yield Reason.NO_SIZES
+    if row.sequences is None or row.tokens is None:
+        yield Reason.NO_SHAPE
+    if MIXED in row.uses:
+        yield Reason.MIXED_LOOP
+    if UNSTATED in row.uses:
+        yield Reason.NO_OPTIONS
+    if subject is Subject.TIME:
+        if row.node is None:
+            yield Reason.NO_GPU
+        if not row.has_time:
+            yield Reason.NO_TIME
+    elif not row.peaks and not row.oom:
+        yield Reason.NO_MEMORY
+    elif set(row.peaks) == {"device"} and row.context is None:
+        yield Reason.NO_CONTEXT
+    elif row.oom and row.node is None:
+        yield Reason.NO_GPU
+
+
+def _lacks_of_simgpu(row: PublishedRow) -> Iterator[Reason]:
+    if not MODELLED.issuperset(row.uses):
+        yield Reason.OPTION
+    if row.config not in FOLLOWED:
+        yield Reason.MODEL
