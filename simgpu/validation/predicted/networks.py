@@ -30,6 +30,16 @@ def torchvision_models() -> Any:
     return torchvision.models
 
 
+def transformers_package() -> Any:
+    """The package `transformers`."""
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingExtraError("predicting the measured runs", "transformers", "predict")
+    _declare_operators()
+    import transformers
+
+    return transformers
+
+
 def _declare_operators() -> None:
     """Declares the two operators that torchvision looks for when it is imported; transformers imports it, too."""
     if not hasattr(torch.ops.torchvision, "nms"):
@@ -58,11 +68,7 @@ def _language(model: str, config: str, attention: str, **sizes: Any) -> Callable
     """A factory of a Hugging Face model: its class, that of its configuration, its attention, and its sizes."""
 
     def factory(batch: int) -> tuple[Any, ...]:
-        if importlib.util.find_spec("transformers") is None:
-            raise MissingExtraError("predicting the measured runs", "transformers", "predict")
-        _declare_operators()
-        import transformers
-
+        transformers = transformers_package()
         configured = getattr(transformers, config)(**sizes)
         configured._attn_implementation = attention
         tokens = torch.randint(100, (batch, _TOKENS))

@@ -40,9 +40,17 @@ class Reason(StrEnum):
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
 MIXED, UNSTATED = "reinforcement learning", "options not stated"
 #: Options that simgpu models, by their words in `PublishedRow.uses`.
-MODELLED: frozenset[str] = frozenset()
-#: The configurations that simgpu follows.
-FOLLOWED: frozenset[str] = frozenset()
+MODELLED = frozenset({"accumulation", "adafactor", "autocast", "checkpoint", "lora"})
+#: The configurations that simgpu follows, by the project whose code it follows.
+FOLLOWED = {
+    "transformers": frozenset({"bert-large-uncased"}),
+    "litgpt": frozenset(
+        (
+            *("falcon-7b", "falcon-40b", "gemma-7b", "llama-2-7b", "llama-2-13b", "llama-3.1-8b", "llama-3.2-1b"),
+            *("llama-3.2-3b", "mistral-7b-v0.2", "phi-1.5", "phi-3-mini-4k", "stablelm-alpha-3b"),
+        )
+    ),
+}
 
 
 def reasons(row: PublishedRow, subject: Subject) -> tuple[Reason, ...]:
@@ -82,5 +90,5 @@ def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
 def _lacks_of_simgpu(row: PublishedRow) -> Iterator[Reason]:
     if not MODELLED.issuperset(row.uses):
         yield Reason.OPTION
-    if row.config not in FOLLOWED:
+    if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
