@@ -98,6 +98,11 @@ def _rows(node: NodeSpec) -> list[Row]:
         ("multiprocessors", str(gpu.multiprocessors or ""), "gpu.multiprocessors"),
         ("fp32 rate", format_rate(gpu.fp32_rate) if gpu.fp32_rate else "", "gpu.fp32_rate"),
         ("tensor rate", format_rate(gpu.tensor_rate) if gpu.tensor_rate else "", "gpu.tensor_rate"),
+        (
+            "  sustained",
+            format_rate(gpu.sustained_tensor_rate) if gpu.sustained_tensor_rate else "",
+            "gpu.sustained_tensor_rate",
+        ),
         ("DRAM bandwidth", format_bandwidth(gpu.dram_bandwidth) if gpu.dram_bandwidth else "", "gpu.dram_bandwidth"),
         *(_engine(gpu.cdma) if gpu.cdma else ()),
         *(_compressed(gpu.buddy) if gpu.buddy else ()),

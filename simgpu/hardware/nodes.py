@@ -59,6 +59,11 @@ class GpuSection(FileModel):
     dram_bandwidth: Bandwidth | None = Field(default=None, description="peak bandwidth of the device memory")
     fp32_rate: Rate | None = Field(default=None, description="peak rate of single-precision arithmetic")
     tensor_rate: Rate | None = Field(default=None, description="peak rate of the matrix units on half-precision inputs")
+    sustained_tensor_rate: Rate | None = Field(
+        default=None,
+        description="rate that large half-precision matrix products sustain, such as under the board's power limit; by "
+        "default the architecture's share of tensor_rate",
+    )
     architecture: Architecture | None = Field(default=None, description="name of the architecture in lower case")
     multiprocessors: int | None = Field(default=None, ge=1, description="number of streaming multiprocessors")
     cdma: CdmaSection | None = Field(default=None, description="compressing DMA engine; by default none")
@@ -82,6 +87,8 @@ class GpuSection(FileModel):
             raise ValueError("cdma.kernel_bandwidth exceeds dram_bandwidth: it must be at most as large")
         if self.buddy is not None and self.dram_bandwidth is None:
             raise ValueError("buddy needs dram_bandwidth: compression reduces the traffic to DRAM")
+        if self.sustained_tensor_rate is not None and self.tensor_rate is None:
+            raise ValueError("sustained_tensor_rate needs tensor_rate: only matrix units sustain such a rate")
         if self.power is not None and self.fp32_rate is None:
             raise ValueError("power needs fp32_rate: power.arithmetic is the power at that rate")
         return self

@@ -7,7 +7,9 @@ from enum import StrEnum
 from typing import Any, Literal
 
 #: GPU architectures whose kernel times can be modelled: `simgpu.workloads.timemodel` has parameters for each.
-ArchitectureName = Literal["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"]
+ArchitectureName = Literal[
+    "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna3"
+]
 
 
 #: Memories that every node has: each GPU's own, and the host's pinned memory. A node may list others.
@@ -246,6 +248,8 @@ class GpuSpec:
     dram_bandwidth: peak bytes per second of device memory; None if not stated.
     fp32_rate: peak single-precision operations per second without matrix units; None if not stated.
     tensor_rate: peak operations per second of the matrix units on half-precision inputs; None if not stated or missing.
+    sustained_tensor_rate: operations per second that large half-precision matrix products sustain on this board; None
+    for the architecture's share of `tensor_rate`.
     architecture: name in lower case, such as ``volta``; None if not stated.
     multiprocessors: number of streaming multiprocessors; None if not stated.
     cdma: compressing DMA engine; None for none.
@@ -271,6 +275,7 @@ class GpuSpec:
     reported_as: tuple[str, ...] = ()
     instant_codecs: bool = False
     context_memory: int | None = None
+    sustained_tensor_rate: int | None = None
 
     @property
     def allocatable(self) -> int:
@@ -416,4 +421,6 @@ class NodeSpec:
         values = asdict(self)
         if not context:
             del values["gpu"]["context_memory"]
+        if self.gpu.sustained_tensor_rate is None:
+            del values["gpu"]["sustained_tensor_rate"]
         return values

@@ -51,7 +51,7 @@ def ordinary(figure: str, multiprocessors: int, cores: int, mhz: int) -> Printed
     return Printed(figure, multiprocessors * cores, 2, mhz * 1e6)
 
 
-def matrix(figure: str, units: int, products: int, mhz: int) -> Printed:
+def matrix(figure: str, units: int, products: int, mhz: float) -> Printed:
     """Matrix units and their multiply-accumulates per cycle."""
     return Printed(figure, units, 2 * products, mhz * 1e6)
 
@@ -61,7 +61,7 @@ def memory_bus(figure: str, bits: int, gigabits: float) -> Printed:
     return Printed(figure, bits, 1 / 8, gigabits * 1e9)
 
 
-#: By the GPU's name. Sources: NVIDIA's data sheets, specifications and architecture white papers of each.
+#: By the GPU's name. Sources: NVIDIA's and AMD's data sheets, specifications and architecture white papers of each.
 BOARDS = {
     # The base clock; GDDR5 at 3004 MHz, two bits per cycle.
     "Tesla K40": Board(12, 15, ordinary("4.29", 15, 192, 745), None, memory_bus("288", 384, 6.008)),
@@ -100,6 +100,59 @@ BOARDS = {
     # The data sheet gives no pin rate: the printed bandwidth implies 6.25 Gbit/s on six stacks.
     "H200 SXM": Board(
         141, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("4800", 6144, 6.25)
+    ),
+    "A100 SXM 40GB": Board(
+        40, 108, ordinary("19.5", 108, 64, 1410), matrix("312", 432, 256, 1410), memory_bus("1555", 5120, 2.43)
+    ),
+    # HBM2e at 1593 MHz, two bits a cycle.
+    "A100 SXM 80GB": Board(
+        80, 108, ordinary("19.5", 108, 64, 1410), matrix("312", 432, 256, 1410), memory_bus("2039", 5120, 3.186)
+    ),
+    # GA10x and Ada: GeForce boards have 64 of 128 products a cycle into single precision, the A10G too.
+    "GeForce RTX 3060": Board(
+        12, 28, ordinary("12.7", 28, 128, 1777), matrix("25.5", 112, 64, 1777), memory_bus("360", 192, 15.0)
+    ),
+    "GeForce RTX 3090": Board(
+        24, 82, ordinary("35.6", 82, 128, 1695), matrix("71", 328, 64, 1695), memory_bus("936", 384, 19.5)
+    ),
+    "RTX A6000": Board(
+        48, 84, ordinary("38.7", 84, 128, 1800), matrix("154.8", 336, 128, 1800), memory_bus("768", 384, 16.0)
+    ),
+    "A10G": Board(24, 80, ordinary("35", 80, 128, 1710), matrix("70", 320, 64, 1710), memory_bus("600", 384, 12.5)),
+    "GeForce RTX 4060": Board(
+        8, 24, ordinary("15.1", 24, 128, 2460), matrix("30.2", 96, 64, 2460), memory_bus("272", 128, 17.0)
+    ),
+    "GeForce RTX 4070 Ti SUPER": Board(
+        16, 66, ordinary("44.1", 66, 128, 2610), matrix("88.2", 264, 64, 2610), memory_bus("672", 256, 21.0)
+    ),
+    "GeForce RTX 4090": Board(
+        24, 128, ordinary("82.6", 128, 128, 2520), matrix("165.2", 512, 64, 2520), memory_bus("1008", 384, 21.0)
+    ),
+    "L4": Board(24, 58, ordinary("30.3", 58, 128, 2040), matrix("121", 232, 128, 2040), memory_bus("300", 192, 12.5)),
+    # 362.05 implies about 2490 MHz, below the boost clock of 2520.
+    "L40S": Board(
+        48, 142, ordinary("91.6", 142, 128, 2520), matrix("362.05", 568, 128, 2489.9), memory_bus("864", 384, 18.0)
+    ),
+    "H100 PCIe": Board(
+        80, 114, ordinary("51.2", 114, 128, 1755), matrix("756", 456, 512, 1620), memory_bus("2000", 5120, 3.186)
+    ),
+    # The tensor rate implies about 1545 MHz.
+    "H100 NVL": Board(
+        94, 132, ordinary("60", 132, 128, 1785), matrix("835.5", 528, 512, 1545.3), memory_bus("3900", 6016, 5.238)
+    ),
+    "GH200 96GB": Board(
+        96, 132, ordinary("66.9", 132, 128, 1980), matrix("989.4", 528, 512, 1830), memory_bus("4000", 6144, 5.238)
+    ),
+    # CUDA reports 2062 MHz, the tensor rate implies about 2008; HBM3e at 3996 MHz, two bits a cycle.
+    "GB200": Board(
+        186, 152, ordinary("80", 152, 128, 2062), matrix("2500", 608, 1024, 2008), memory_bus("8000", 8192, 7.992)
+    ),
+    "GB300": Board(
+        279, 152, ordinary("80", 152, 128, 2062), matrix("2500", 608, 1024, 2008), memory_bus("8000", 8192, 7.992)
+    ),
+    # Compute units of 128 cores, four matrix cores each.
+    "Instinct MI300X": Board(
+        192, 304, ordinary("163.4", 304, 128, 2100), matrix("1307.4", 1216, 256, 2100), memory_bus("5300", 8192, 5.2)
     ),
 }
 

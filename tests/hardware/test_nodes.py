@@ -50,8 +50,8 @@ def test_an_architecture_without_parameters_is_refused_on_loading(tmp_path: Path
     path = node_file(tmp_path, GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: voltta\n"))
     assert problems_of(path) == [
         "node.yaml: line 6, gpu.architecture: kernel times cannot be modelled for 'voltta': did you mean 'volta'? "
-        "known: ampere, hopper, kepler, maxwell, pascal, turing, volta; leave it out for other architectures, "
-        "which can run recorded traces"
+        "known: ada, ampere, blackwell, cdna3, hopper, kepler, maxwell, pascal, turing, volta; leave it out for other "
+        "architectures, which can run recorded traces"
     ]
 
 
@@ -77,8 +77,15 @@ def test_the_error_for_a_bad_override_names_the_override_and_not_the_file(tmp_pa
         (
             "override: node.gpu.memoy: unknown key; did you mean 'memory'? known: alignment, architecture, buddy, "
             "cdma, context_memory, copy_engines, dram_bandwidth, fp32_rate, memory, multiprocessors, name, power, "
-            "reported_as, reserved, tensor_rate"
+            "reported_as, reserved, sustained_tensor_rate, tensor_rate"
         ),
+    ]
+
+
+def test_a_sustained_rate_without_matrix_units_is_refused(tmp_path: Path) -> None:
+    text = GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  sustained_tensor_rate: 50 TFLOP/s\n")
+    assert problems_of(node_file(tmp_path, text)) == [
+        "node.yaml: line 3, gpu: sustained_tensor_rate needs tensor_rate: only matrix units sustain such a rate"
     ]
 
 

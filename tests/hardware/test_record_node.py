@@ -143,9 +143,12 @@ def test_the_memory_of_the_context_is_recorded_where_it_was_measured(tmp_path: P
 
 
 def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: Path) -> None:
-    path = recorded(tmp_path, replace(FACTS, capability=(8, 9)))
+    path = recorded(tmp_path, replace(FACTS, capability=(12, 0)))
     assert load_node(path).gpu.architecture is None
-    assert "# gpu.architecture is left out: kernel times cannot be modelled for ada." in path.read_text()
+    assert (
+        "# gpu.architecture is left out: kernel times cannot be modelled for embedded or consumer blackwell."
+        in path.read_text()
+    )
 
 
 def test_a_single_copy_engine_is_recorded(tmp_path: Path) -> None:
@@ -173,7 +176,8 @@ def test_a_link_too_fast_to_measure_is_no_error() -> None:
         ((8, 6), "ampere"),
         ((8, 9), "ada"),
         ((9, 0), "hopper"),
-        ((12, 0), "blackwell"),
+        ((10, 3), "blackwell"),
+        ((12, 0), "embedded or consumer blackwell"),
     ],
 )
 def test_the_architecture_follows_from_the_compute_capability(capability: tuple[int, int], name: str) -> None:

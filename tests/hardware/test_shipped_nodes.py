@@ -6,11 +6,12 @@ import re
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from simgpu.hardware.nodes import gpu_called, load_node, load_node_file, node_names
+from simgpu.hardware.spec import ArchitectureName
 from simgpu.io.shipped import shipped_folder
 from simgpu.simulation.run import simulate
 from simgpu.trace.folder import load_trace
@@ -62,7 +63,7 @@ def test_every_quantity_has_a_source(name: str) -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_every_shipped_node_has_the_values_for_modelled_durations(name: str) -> None:
     gpu = load_node(name).gpu
-    assert gpu.architecture in {"kepler", "maxwell", "pascal", "volta", "turing", "ampere", "hopper"}
+    assert gpu.architecture in get_args(ArchitectureName)
     assert gpu.multiprocessors
     assert gpu.fp32_rate
     assert gpu.dram_bandwidth
@@ -135,7 +136,7 @@ def test_each_pcie_generation_doubles_the_bandwidth(name: str) -> None:
 @pytest.mark.parametrize("name", node_names())
 def test_unmeasured_link_is_marked(name: str) -> None:
     source = load_node_file(name).sources["link.d2h_bandwidth"]
-    measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest")
+    measured = ("effective bandwidth as the paper states it", "12.8 GB/s effective", "bandwidthTest", "nvbandwidth")
     assert any(word in source for word in measured) != any(
         word in source for word in ("NOT measured", "synthetic", "FITTED")
     )
@@ -174,10 +175,32 @@ def test_every_node_is_explained_in_the_readme() -> None:
     assert [name for name in node_names() if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize(("device", "node"), [("NVIDIA H100 80GB HBM3", "h100"), ("Tesla V100-PCIE-32GB", "v100")])
+@pytest.mark.parametrize(
+    ("device", "node"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("Tesla V100-PCIE-32GB", "v100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
 def test_a_gpu_is_found_by_its_driver_name(device: str, node: str) -> None:
-    assert load_node(node).gpu.is_called(device)
-    assert [name for name in ("h100", "v100", "a100") if load_node(name).gpu.is_called(device)] == [node]
+    names = ("h100", "h100-pcie", "v100", "a100", "a100-80gb", "a100-sxm-40gb", "mi300x")
+    assert [name for name in names if load_node(name).gpu.is_called(device)] == [node]
+
+
+def test_the_gpus_of_a_gb300_node_share_the_memory_of_their_grace_cpu() -> None:
+    """Alone, a GPU's own link limits its copies; with all at once, the CPU's memory does."""
+    node = load_node("gb300-x4")
+    for switch in node.switches:
+        shares = switch.d2h_bandwidth / len(switch.gpus), switch.h2d_bandwidth / len(switch.gpus)
+        assert shares[0] < node.link.d2h_bandwidth and shares[1] < node.link.h2d_bandwidth
+
+
+def test_the_link_of_a_gh200_is_faster_towards_the_gpu() -> None:
+    link = load_node("gh200").link
+    assert link.h2d_bandwidth > 2 * link.d2h_bandwidth
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ DEFAULT_REPETITIONS = 20
 
 #: CUDA compute capabilities, newest first, and the architecture that starts at each.
 _ARCHITECTURES = (
+    ((11, 0), "embedded or consumer blackwell"),
     ((10, 0), "blackwell"),
     ((9, 0), "hopper"),
     ((8, 9), "ada"),
