@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Architectures that flash attention supports, with half-precision numbers only.
-_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
+_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "cdna3"))
 #: Architectures whose tensor cores compute half-precision numbers only.
 _FIRST_TENSOR_CORES = frozenset(("volta", "turing"))
 #: The widest heads that flash attention supports. It pads their width to a multiple of `_FLASH_WIDTH`.

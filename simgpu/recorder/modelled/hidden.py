@@ -8,7 +8,8 @@
   convolutions is that of the time model's fastest algorithm. Depthwise convolutions of contiguous float32 tensors run
   in PyTorch's own kernel (``use_cudnn_depthwise`` in ``ATen/native/Convolution.cpp``).
 - Matrix products. PyTorch gives cuBLAS a workspace for each thread that calls it, and never frees it: 8,519,680 bytes,
-  32 MiB on Hopper (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of its own.
+  32 MiB on Hopper and Blackwell, 128 MiB on CDNA 3 (``ATen/cuda/CublasHandlePool.cpp``). Backward runs in a thread of
+  its own.
 - Temporaries: `simgpu.recorder.modelled.temporaries`.
 """
 
@@ -27,11 +28,13 @@ from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 #: Architectures whose tensor cores compute float32 convolutions as TF32, PyTorch's default.
 TF32 = frozenset(("ampere", "ada", "hopper", "blackwell"))
 #: Those with tensor cores for half-precision numbers.
-_HALF = TF32 | {"volta", "turing"}
+_HALF = TF32 | {"volta", "turing", "cdna3"}
 #: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.
 _ALIGNMENT = 16
 _PRODUCTS = frozenset(name for name in PRODUCTS if not name.startswith(("convolution", "_scaled_dot_product")))
-_WORKSPACE, _WORKSPACE_ON_HOPPER = 8_519_680, 32 * 2**20
+#: Bytes of the workspace of matrix products, on the architectures that have another one.
+_WORKSPACE = 8_519_680
+_WORKSPACES = {"hopper": 32 * 2**20, "blackwell": 32 * 2**20, "cdna3": 128 * 2**20}
 
 
 class CudaOperators:
@@ -44,8 +47,7 @@ class CudaOperators:
     def __init__(self, architecture: str | None, prices: Prices | None = None) -> None:
         self._architecture = architecture
         self._prices = prices
-        recent = architecture in ("hopper", "blackwell")
-        self._cublas = _WORKSPACE_ON_HOPPER if recent else _WORKSPACE
+        self._cublas = _WORKSPACES.get(architecture or "", _WORKSPACE)
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> Sequence[Hidden]:
         """The memory in addition to the results, in order."""

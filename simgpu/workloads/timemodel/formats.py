@@ -90,7 +90,9 @@ def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
 
 
 def _fitted_for_others(gpu: GpuSpec, architecture: Architecture) -> str:
-    """A note that the time model was fitted to other GPUs; empty if it was fitted to this one."""
+    """A note that the time model was fitted to other GPUs, or to none; empty if it was fitted to this one."""
+    if not architecture.fitted_to:
+        return f"The time model's {gpu.architecture} is chosen from published figures, not fitted to a GPU."
     names = (gpu.name, *gpu.reported_as)
     if any(_is_model(fitted, name) for fitted in architecture.fitted_to for name in names):
         return ""

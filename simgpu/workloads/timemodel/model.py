@@ -8,6 +8,8 @@ fraction, by smooth laws:
   the result), for partly filled tiles and short loops;
 - and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one; sums
   longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
+- large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
+  which a board's power limit lowers), by default the architecture's share of the matrix units' rate;
 - any other kernel moves an additional `in_flight` bytes per multiprocessor: the bytes in flight that saturate the
   memory (Little's law).
 
@@ -35,6 +37,10 @@ from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture, Parameters
+
+
+#: The product with which a board's sustained rate is measured (`GpuSpec.sustained_tensor_rate`).
+SUSTAINED = GemmShape(8192, 8192, 8192)
 
 
 class Tf32(StrEnum):
@@ -130,13 +136,29 @@ class TimeModel:
         rate, share = self.gpu.tensor_rate, self.architecture.matrix
         if not on_matrix_units or rate is None or share is None:
             return self.fp32_rate * self.architecture.compute
-        return rate * share / (2 if operation.dtype == "float32" else 1)
+        if operation.dtype == "float32":
+            return rate * share / 2
+        if operation.gemm is None:
+            return rate * share
+        if self.gpu.sustained_tensor_rate is not None:
+            return self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
+        return rate * (self.architecture.half_products or share)
+
+    def _direction_share(self, operation: Operation, on_matrix_units: bool) -> float:
+        """Fraction of the forward rate in a product's direction; 1 for half-precision products of matrices.
+
+        In backward, such a product has other sides but the same kernels; the fitted fractions are of convolutions,
+        mostly.
+        """
+        if on_matrix_units and operation.gemm is not None and operation.dtype != "float32":
+            return 1.0
+        return self.parameters.directions[operation.direction]
 
     def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
         itemsize_of_products(self.gpu, self.architecture, operation.dtype)
         if not work.product_flops:  # of an empty batch
             return work.kernels * self.architecture.launch
-        share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
+        share = self.parameters.algorithms[work.name] * self._direction_share(operation, on_matrix_units)
         rate = self._peak(operation, on_matrix_units) * share
         arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
         bandwidth = self._bandwidth(operation)

@@ -49,6 +49,11 @@ class Architecture(FileModel):
 
     compute: Share = Field(description="fraction of the fp32 rate reached by products of large matrices")
     matrix: Share | None = Field(default=None, description="fraction of the matrix units' rate reached by the same")
+    half_products: Share | None = Field(
+        default=None,
+        description="fraction of the matrix units' rate reached by products of large half-precision matrices; by "
+        "default that of `matrix`",
+    )
     memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
     normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")
     launch: TimeOrZero = Field(description="fixed time per kernel")
@@ -57,7 +62,9 @@ class Architecture(FileModel):
         default="none", description="arithmetic of bfloat16 products; none if libraries do not support them"
     )
     fitted_to: tuple[Text, ...] = Field(
-        default=(), strict=False, description="GPUs whose measured times the numbers were fitted to"
+        default=(),
+        strict=False,
+        description="GPUs whose measured times the numbers were fitted to; none if all are chosen",
     )
 
 
