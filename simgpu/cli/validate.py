@@ -11,7 +11,7 @@ _COMMANDS = {
     "node": ("simgpu.cli.record_node:node", "Measure this machine's GPU and link; write a node file."),
     "report": ("simgpu.cli.validate_report:report", "Compare measured runs with their simulation."),
     "memory": ("simgpu.cli.validate_memory:memory", "Compare predicted peaks of memory with measured ones."),
-    "public": ("simgpu.cli.validate_public:public", "Show which published measurements are compared."),
+    "public": ("simgpu.cli.validate_public:public", "Compare predictions with published measurements."),
     "replay": ("simgpu.cli.validate_replay:replay", "Run a simulated program's instructions on a real device."),
 }
 

@@ -1,14 +1,23 @@
-"""``simgpu validate public``: what of the published measurements is compared, and why the rest is not."""
+"""``simgpu validate public``: published measurements and predictions, what is compared, and why the rest is not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
-from simgpu.cli.screen import Screen, table
+from simgpu.cli.screen import Screen, progress, quiet_option, table
+from simgpu.units import format_bytes
 from simgpu.validation.public.coverage import Coverage, coverage
+from simgpu.validation.public.predicted import (
+    ComparedPeak,
+    compared,
+    covered_rows,
+    median_error,
+    predict,
+    stored_predictions,
+)
 from simgpu.validation.public.rows import PublishedRow, published_rows
 from simgpu.validation.public.selection import Subject, reasons
 from simgpu.version import __version__
@@ -16,23 +25,38 @@ from simgpu.version import __version__
 
 @click.command()
 @click.option("--rows", "list_rows", is_flag=True, help="List every row with the first reason against it.")
+@click.option("--again", is_flag=True, help="Predict again; minutes; needs the extras 'record' and 'predict'.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-def public(list_rows: bool, as_json: bool) -> None:
-    """Show which published measurements of training steps are compared, and why the others are not.
+@quiet_option
+def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
+    """Compare published measurements of training steps with predictions; say why other rows are not compared.
 
     371 rows from the documents and threads of 19 projects ship with simgpu, each with its source. A fixed rule selects
-    them by model, GPU, memory kind and options, never by error.
+    them by model, GPU, memory kind and options, never by error. Nothing is fitted to them.
 
     \b
     simgpu validate public
     simgpu validate public --rows
     """
-    rows = published_rows()
+    rows, covered = published_rows(), covered_rows()
+    predictions = dict(stored_predictions())
+    if again:
+        with progress(quiet) as say:
+            for number, row in enumerate(covered, start=1):
+                say(f"predicting {row.id}, {row.model}, {number} of {len(covered)}")
+                predictions[row.id] = predict(row)
+    peaks = compared(covered, predictions)
     parts = [coverage(rows, subject) for subject in Subject]
     if as_json:
-        click.echo(json.dumps(_document(rows, parts), indent=2))
+        click.echo(json.dumps(_document(rows, parts, peaks), indent=2))
         return
     screen = Screen()
+    headers = ("row", "model", "published", "", "predicted", "error")
+    screen.print(table(headers, map(_compared, peaks), unbroken=(0, 2, 3, 4, 5)))
+    screen.print(table(("median error of the peak", "", "rows"), _medians(peaks)))
+    for cause in dict.fromkeys(peak.cause for peak in peaks if peak.cause):
+        screen.print(f"{', '.join(dict.fromkeys(peak.row.id for peak in peaks if peak.cause == cause))}: {cause}")
+    screen.print()
     for part in parts:
         screen.print(
             f"{part.subject.value}: {part.covered} of {part.comparable} comparable rows are covered, of {part.rows}"
@@ -43,6 +67,24 @@ def public(list_rows: bool, as_json: bool) -> None:
     if list_rows:
         headers = ("row", "project", "model", *(subject.value for subject in Subject))
         screen.print(table(headers, map(_listed, rows), unbroken=(0,)))
+
+
+def _compared(peak: ComparedPeak) -> tuple[str, ...]:
+    published = "OOM" if peak.published is None else format_bytes(peak.published)
+    verdict = "right" if peak.is_right else "wrong"
+    error = verdict if peak.error is None else f"{100 * peak.error:+.1f}%"
+    return peak.row.id, peak.row.model, published, peak.kind, format_bytes(peak.predicted), error
+
+
+def _medians(peaks: Sequence[ComparedPeak]) -> Iterator[tuple[str, str, str]]:
+    """Over all rows, and by project."""
+    projects = dict.fromkeys(peak.row.project for peak in peaks)
+    for name, part in [("all", peaks), *((one, [p for p in peaks if p.row.project == one]) for one in projects)]:
+        error = median_error(part)
+        if error is not None:
+            yield name, f"{100 * error:.1f}%", str(sum(peak.error is not None for peak in part))
+    verdicts = [peak for peak in peaks if peak.published is None]
+    yield "verdicts that are right", f"{sum(peak.is_right for peak in verdicts)}", str(len(verdicts))
 
 
 def _counts(part: Coverage) -> Iterator[tuple[str, Mapping[str, int]]]:
@@ -58,9 +100,22 @@ def _listed(row: PublishedRow) -> tuple[str, ...]:
     return row.id, row.project, row.model, *(each[0].value if each else "covered" for each in found)
 
 
-def _document(rows: list[PublishedRow], parts: list[Coverage]) -> dict[str, object]:
+def _document(rows: list[PublishedRow], parts: list[Coverage], peaks: Sequence[ComparedPeak]) -> dict[str, object]:
     return {
         "simgpu": __version__,
+        "median_error": median_error(peaks),
+        "peaks": [
+            {
+                "id": peak.row.id,
+                "kind": peak.kind,
+                "published_bytes": peak.published,
+                "predicted_bytes": peak.predicted,
+                "error": peak.error,
+                "right_verdict": peak.is_right,
+                "cause": peak.cause,
+            }
+            for peak in peaks
+        ],
         "coverage": [
             {
                 "subject": part.subject.value,

@@ -2,8 +2,8 @@
 
 Two values share a byte, and each block of 64 has a scale in float32. With double quantization the scales take a byte,
 and each block of 256 of them has one of its own. Forward and backward make the weights in the format of the input anew,
-each for one product. As up to its version 0.42, which LitGPT asks for, the product keeps its input not as a saved tensor
-but by a name: it lives as long as what the product returned, or what was made of that.
+each for one product. In version 0.42, which LitGPT asks for, the product keeps its input not as a saved tensor but by a
+name: it lives as long as what the product returned, or what was made of that.
 """
 
 from __future__ import annotations

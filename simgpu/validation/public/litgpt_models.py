@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as f
@@ -21,8 +22,10 @@ _CHUNK = 128
 
 @dataclass(frozen=True)
 class Sizes:
-    """A model. vocabulary: padded; hidden: width inside the feed-forward part, None for four times the width; groups: of
-    queries, None for one a head; each_head: width of a head, None for an equal share; rotated: share of it that turns.
+    """A model. vocabulary: padded; hidden: width inside the feed-forward part, None for four times the width.
+
+    groups: of queries, None for one a head; each_head: width of a head, None for an equal share; rotated: share of it
+    that turns.
 
     parallel: attention and the feed-forward part read the same input; shared_norm: and its normalization. gated: SwiGLU
     instead of GELU, or with `gelu` a gate by GELU; rms: RMSNorm instead of LayerNorm.
@@ -59,8 +62,8 @@ class Sizes:
 class LowRank:
     """LoRA. dropout: of its input; query, key, value, projection, mlp, head: the products that it is added to.
 
-    in_place: zeros for the other rows are filled in place, as since 2024. bits: of the frozen weights; nested: with double
-    quantization.
+    in_place: zeros for the other rows are filled in place, as since 2024. bits: of the frozen weights; nested: with
+    double quantization.
     """
 
     rank: int
@@ -127,7 +130,8 @@ class _LowRankHeads(nn.Module):
         self._in_place = low is not None and low.in_place
         if low is None:
             return
-        places, begin = [], 0
+        places: list[int] = []
+        begin = 0
         for part, is_added in ((sizes.head * sizes.heads, low.query), (keys, low.key), (keys, low.value)):
             if is_added:
                 self._parts.append(part)
@@ -209,10 +213,11 @@ class _FeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate = self.gate(x)
         if self.up is None:
-            result: torch.Tensor = self.down(f.gelu(gate))
-            return result
-        wide = self.up(x)
-        result = self.down((f.gelu(gate) if self._gelu else f.silu(gate)) * wide)
+            inside = f.gelu(gate)
+        else:
+            wide = self.up(x)
+            inside = (f.gelu(gate) if self._gelu else f.silu(gate)) * wide
+        result: torch.Tensor = self.down(inside)
         return result
 
 
@@ -229,12 +234,11 @@ class _Block(nn.Module):
         h: torch.Tensor = self.attn(first, cos, sin)
         if self.sizes.parallel:
             second = first if self.norm_2 is None else self.norm_2(x)
-            made: torch.Tensor = self.mlp(second) + h + x
-            return made
+            both: torch.Tensor = self.mlp(second) + h + x
+            return both
         assert self.norm_2 is not None, "one after the other, each has its own"
         x = h + x
-        made = self.mlp(self.norm_2(x)) + x
-        return made
+        return x + self.mlp(self.norm_2(x))
 
 
 def _norm(sizes: Sizes) -> nn.Module:

@@ -1,6 +1,6 @@
 """LitGPT's fine-tuning as its two tables of measurements describe it: the model, LoRA, and the loop.
 
-The tables are `tutorials/resource-tables.md` (October 2023) and `config_hub/finetune/README.md` with its configurations.
+The tables are `tutorials/resource-tables.md` (October 2023) and `config_hub/finetune/README.md`, with its YAML files.
 Sizes are those of `config.py`. In the first, the longest sequence of the data comes first, and no later one is so long;
 in the second, all are cut at 512 tokens. Optimizer: AdamW on what is not frozen.
 """

@@ -40,7 +40,7 @@ class Reason(StrEnum):
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
 MIXED, UNSTATED = "reinforcement learning", "options not stated"
 #: Options that simgpu models, by their words in `PublishedRow.uses`.
-MODELLED = frozenset({"accumulation", "adafactor", "autocast", "checkpoint", "lora"})
+MODELLED = frozenset({"4-bit weights", "accumulation", "adafactor", "autocast", "checkpoint", "lora"})
 #: The configurations that simgpu follows, by the project whose code it follows.
 FOLLOWED = {
     "transformers": frozenset({"bert-large-uncased"}),

@@ -1,0 +1,52 @@
+"""Predictions of published rows: all are there, and they come out again where PyTorch is installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from simgpu.validation.public.predicted import compared, covered_rows, median_error, predict, stored_predictions
+
+COVERED = {row.id: row for row in covered_rows()}
+PEAKS = compared(COVERED.values(), stored_predictions())
+#: Rows that are quick to predict: LoRA and four bits of the first table, and BERT.
+QUICK = ["t-296", "t-298", "t-305"]
+
+
+def installed(package: str, begins: str = "") -> bool:
+    try:
+        return version(package).startswith(begins)
+    except PackageNotFoundError:
+        return False
+
+
+def test_every_covered_row_is_predicted_and_no_other() -> None:
+    assert stored_predictions().keys() == COVERED.keys()
+
+
+def test_the_median_error_of_the_peak_is_at_most_three_percent() -> None:
+    error = median_error(PEAKS)
+    assert error is not None and error <= 0.03
+
+
+def test_every_error_above_three_percent_has_a_cause() -> None:
+    for peak in PEAKS:
+        assert peak.error is None or abs(peak.error) <= 0.03 or peak.cause, peak.row.id
+
+
+def test_every_verdict_is_right() -> None:
+    assert all(peak.is_right for peak in PEAKS)
+
+
+@pytest.mark.skipif(
+    not (installed("torch") and installed("transformers", "4.51")),
+    reason="needs the extras 'record' and 'predict' with transformers 4.51",
+)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in COVERED if each not in QUICK)]
+)
+def test_a_prediction_comes_out_again(name: str) -> None:
+    again = predict(COVERED[name])
+    stored = stored_predictions()[name]
+    assert (again.allocated, again.reserved) == (stored.allocated, stored.reserved)
