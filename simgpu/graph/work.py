@@ -14,7 +14,7 @@ from simgpu.trace.model import BlockKind, Kernel, Trace
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import OperationKind
 
-_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
+_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM, OperationKind.ATTENTION)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 
 

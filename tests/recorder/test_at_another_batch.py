@@ -6,9 +6,15 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
+import torch
+
+from simgpu.hardware.nodes import load_node
 from simgpu.recorder import record
 from simgpu.trace.check import check_trace
 from simgpu.workloads.rescale import at_batch
+from simgpu.workloads.timemodel.model import time_model
+from tests.recorder.test_attention import attention
+from tests.recorder.test_no_device import modelled
 
 
 @pytest.mark.parametrize(
@@ -24,3 +30,16 @@ def test_a_rescaled_recording_equals_one_at_that_batch_except_for_time(model: st
     assert [kernel.flops for kernel in rescaled.kernels] == [kernel.flops for kernel in created.kernels]
     assert rescaled.compute_ns == pytest.approx(created.compute_ns, rel=0.01)
     assert "unknown shape" not in rescaled.info.notes
+
+
+@pytest.mark.parametrize("gpu", ["v100", "rtx4090"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rescaled_fused_attention_equals_one_at_that_batch(gpu: str, is_causal: bool) -> None:
+    """Memory-efficient attention on the V100, flash attention on the RTX 4090, with and without a causal mask."""
+    made = [
+        modelled(attention(torch.float16, is_causal), batch, time_model, gpu=load_node(gpu).gpu) for batch in (2, 6)
+    ]
+    rescaled = at_batch(made[0], 6)
+    assert any("_scaled_dot_product" in kernel.op for kernel in rescaled.kernels)
+    assert [kernel.flops for kernel in rescaled.kernels] == [kernel.flops for kernel in made[1].kernels]
+    assert rescaled.compute_ns == pytest.approx(made[1].compute_ns, rel=0.01)

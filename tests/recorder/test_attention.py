@@ -23,7 +23,7 @@ from tests.recorder.small_models import kernels, named, summed
 from tests.recorder.test_no_device import GPU, modelled
 
 
-def _attention(dtype: torch.dtype, is_causal: bool = False) -> Callable[..., Any]:
+def attention(dtype: torch.dtype, is_causal: bool = False) -> Callable[..., Any]:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -45,7 +45,7 @@ def _attention(dtype: torch.dtype, is_causal: bool = False) -> Callable[..., Any
     ],
 )
 def test_attention_is_one_kernel_that_keeps_no_scores_as_on_a_gpu(dtype: Any, architecture: str, op: str) -> None:
-    trace = modelled(_attention(dtype), 2, gpu=replace(GPU, architecture=architecture))
+    trace = modelled(attention(dtype), 2, gpu=replace(GPU, architecture=architecture))
     assert len(kernels(trace, op)) == len(kernels(trace, f"{op}_backward")) == 1
     x = 2 * 2 * 32 * 16 * dtype.itemsize
     scores = 2 * 2 * 32 * 32 * dtype.itemsize
@@ -153,7 +153,7 @@ def test_plain_products_with_a_mask_are_pytorchs_own_but_add_the_mask_in_place(
 
 
 def test_plain_products_with_a_mask_hold_the_scores_once_when_they_add_it() -> None:
-    trace = modelled(_attention(torch.float64, is_causal=True), 2)
+    trace = modelled(attention(torch.float64, is_causal=True), 2)
     added = [kernel.op for kernel in trace.kernels].index("aten::add_")
     scores = 2 * 2 * 32 * 32 * 8
     assert [b.bytes for b in trace.blocks if b.id in trace.kernels[added].writes] == [scores]

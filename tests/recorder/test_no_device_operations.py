@@ -13,7 +13,14 @@ from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simgpu.recorder.modelled.operations import OperatorWork, work_of
-from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.workloads.timemodel.operation import (
+    AttentionShape,
+    ConvolutionShape,
+    Direction,
+    GemmShape,
+    Operation,
+    OperationKind,
+)
 
 
 class _Works(TorchDispatchMode):
@@ -106,14 +113,18 @@ def test_matrix_products_have_shape_and_bytes() -> None:
     assert (half.dtype, half.bytes) == ("float16", 2 * (35 + 21 + 15))
 
 
-def test_attention_is_two_products_and_five_backward() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_is_one_operation_of_two_products_and_backward_of_five(causal: bool) -> None:
     x = torch.ones(2, 3, 32, 16, requires_grad=True)
     aten = torch.ops.aten
-    result = works(_sum(lambda: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[0]))
-    forward = result["_scaled_dot_product_flash_attention_for_cpu"]
-    assert [operation.gemm for operation in forward] == [GemmShape(32, 32, 16, 6), GemmShape(32, 16, 32, 6)]
-    backward = result["_scaled_dot_product_flash_attention_for_cpu_backward"]
-    assert sum(operation.flops for operation in backward) == 5 * 2 * 6 * 32 * 32 * 16
+    result = works(_sum(lambda: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, causal)[0]))
+    (forward,) = result["_scaled_dot_product_flash_attention_for_cpu"]
+    assert forward.attention == AttentionShape(6, 32, 32, 16, 16, causal)
+    scores = 6 * 32 * 33 // 2 if causal else 6 * 32 * 32
+    assert (forward.flops, forward.bytes) == (2 * 2 * scores * 16, 4 * 4 * x.numel())
+    (backward,) = result["_scaled_dot_product_flash_attention_for_cpu_backward"]
+    assert (backward.flops, backward.bytes) == (5 * 2 * scores * 16, 8 * 4 * x.numel())
+    assert backward.direction is Direction.BACKWARD_DATA
 
 
 def test_operations_count_the_bytes_of_the_views_that_they_access() -> None:

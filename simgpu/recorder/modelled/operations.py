@@ -12,7 +12,14 @@ import torch
 
 from simgpu.recorder.operators import OperandAccess, access, operator_name
 from simgpu.workloads.timemodel.kinds import listed_kind
-from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.workloads.timemodel.operation import (
+    AttentionShape,
+    ConvolutionShape,
+    Direction,
+    GemmShape,
+    Operation,
+    OperationKind,
+)
 
 #: They only allocate memory or access metadata: nothing runs on the device.
 _NO_WORK = frozenset(
@@ -272,37 +279,36 @@ def _gemm(
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
-    """Returns two products without memory traffic for scores: queries with keys, and their softmax with values."""
+    """Returns one operation without memory traffic for scores."""
     given = arguments(func, args, kwargs)
     query, key, value, result = given["query"], given["key"], given["value"], returned[0]
-    scores, values = _attention_shapes(query, key, value)
-    return (
-        _gemm(scores, tensor_bytes(query, key, given.get("attn_bias"), given.get("attn_mask")), result, query),
-        _gemm(values, tensor_bytes(value, result), result, query),
-    )
+    mask = given.get("attn_bias") if given.get("attn_bias") is not None else given.get("attn_mask")
+    return (_fused(func, given, tensor_bytes(query, key, value, mask, result), result, _FORWARD),)
 
 
 def _attention_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
-    """Returns five products: recomputed scores, then the gradients of values, scores, queries and keys."""
+    """Returns one operation, which reads operands, result and its gradient, and writes the operands' gradients."""
     given = arguments(func, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     grad = given["grad_out_"] if "grad_out_" in given else given["grad_out"]
-    scores, values = _attention_shapes(query, key, value)
-    turned = GemmShape(scores.n, values.n, scores.m, scores.count)
-    return (
-        _gemm(scores, tensor_bytes(query, key), query, query, _DATA),
-        _gemm(turned, tensor_bytes(grad, value), value, query, _DATA),
-        _gemm(GemmShape(scores.m, scores.n, values.n, scores.count), tensor_bytes(value), query, query, _DATA),
-        _gemm(GemmShape(scores.m, scores.k, scores.n, scores.count), tensor_bytes(query), query, query, _DATA),
-        _gemm(GemmShape(scores.n, scores.k, scores.m, scores.count), tensor_bytes(key), key, query, _DATA),
+    return (_fused(func, given, 2 * tensor_bytes(query, key, value, grad), query, _DATA),)
+
+
+def _fused(func: Any, given: Mapping[str, Any], bytes_: int, result: torch.Tensor, direction: Direction) -> Operation:
+    query, key, value = given["query"], given["key"], given["value"]
+    shape = AttentionShape(
+        heads=prod(query.shape[:-2]),
+        rows=query.shape[-2],
+        keys=key.shape[-2],
+        width=query.shape[-1],
+        values=value.shape[-1],
+        causal=bool(given["is_causal"]),
+        efficient="efficient" in operator_name(func),
     )
-
-
-def _attention_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[GemmShape, GemmShape]:
-    count, (rows, depth), tokens = prod(query.shape[:-2]), query.shape[-2:], key.shape[-2]
-    return GemmShape(rows, tokens, depth, count), GemmShape(rows, value.shape[-1], tokens, count)
+    flops, kind = shape.flops(direction), OperationKind.ATTENTION
+    return Operation(kind, flops, bytes_, result.numel(), direction, dtype=_dtype(query), attention=shape)
 
 
 _ATTENTION = (

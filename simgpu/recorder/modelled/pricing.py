@@ -17,6 +17,9 @@ from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
+#: Kinds of operations whose call shows their direction.
+_DIRECTED = (OperationKind.CONVOLUTION, OperationKind.DEPTHWISE_CONVOLUTION, OperationKind.ATTENTION)
+
 
 class WorkPass(TorchDispatchMode):
     """Notes the work of each operator call, and reports its workspace to the structure pass.
@@ -92,7 +95,7 @@ def _direction(kernel: KernelNote, blocks: Sequence[BlockNote]) -> Direction:
 
 def _directed(operation: Operation, direction: Direction) -> Operation:
     """Sets the direction of an operation that has none; only products get the direction of weight gradients."""
-    if operation.convolution is not None or operation.direction is not Direction.FORWARD:
+    if operation.direction is not Direction.FORWARD or operation.kind in _DIRECTED:
         return operation
     if direction is Direction.BACKWARD_WEIGHTS and operation.kind is not OperationKind.GEMM:
         direction = Direction.BACKWARD_DATA

@@ -18,7 +18,7 @@ from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import AlgorithmCost, Prices, algorithm_costs
 
-_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM)
+_PRODUCTS = (OperationKind.CONVOLUTION, OperationKind.GEMM, OperationKind.ATTENTION)
 _PARTLY_READ = (OperationKind.GATHER, OperationKind.COPY)
 
 

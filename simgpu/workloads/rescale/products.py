@@ -14,7 +14,14 @@ from math import prod
 from simgpu.trace.model import Block, BlockKind, Kernel, Phase
 from simgpu.units import ITEMSIZE
 from simgpu.workloads.rescale.samples import Sides
-from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.workloads.timemodel.operation import (
+    AttentionShape,
+    ConvolutionShape,
+    Direction,
+    GemmShape,
+    Operation,
+    OperationKind,
+)
 
 _Shape = tuple[int, ...]
 _FORWARD, _DATA, _WEIGHTS = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHTS
@@ -53,6 +60,11 @@ class Product:
                 results=results,
                 added_bytes=self.bias and self.bias + 2 * self.itemsize * results,
             )
+        if operation.attention is not None:
+            heads = replace(operation.attention, heads=operation.attention.heads * batch // was)
+            flops, moved = heads.flops(operation.direction), operation.bytes * batch // was
+            results = operation.results * batch // was
+            return replace(operation, attention=heads, flops=flops, bytes=moved, results=results)
         if operation.gemm is not None and self.side is not None:
             gemm = replace(operation.gemm, **{self.side: getattr(operation.gemm, self.side) * batch // was})
             if self.side == "count":
@@ -137,7 +149,7 @@ class Rebuilder:
 
     sides: Sides
     _forward: dict[tuple[str, _Shape], _Geometry] = field(default_factory=dict)
-    _scores: dict[str, GemmShape] = field(default_factory=dict)
+    _scores: dict[str, AttentionShape] = field(default_factory=dict)
 
     def products_of(self, kernel: Kernel, reads: Sequence[Block], writes: Sequence[Block]) -> list[Product] | None:
         """The products of a convolution or matrix product; None if its blocks do not determine them."""
@@ -167,49 +179,36 @@ class Rebuilder:
             yield _convolutions(operands, geometry, weight)
 
     def _attention(self, operands: _Operands) -> list[Product]:
-        """Two products whose scores never reach memory; backward recomputes the scores and computes four gradients.
+        """Attention whose scores never reach memory.
 
-        Forward's result is samples x heads x tokens x head dimension; the operation count gives the number of keys.
+        Forward's result is samples x heads x tokens x head dimension. The operation count tells a causal mask, and
+        otherwise gives the number of keys.
         """
         result = next((each for each in operands.writes if len(each[1]) == 4), None)
         if _direction(operands) is _FORWARD and result is not None:
-            block, shape = result
-            count, rows, depth = prod(shape[:2]), *shape[2:]
-            keys = _depth(operands, 2 * prod(shape), rows)
-            if not keys:
+            block, (samples, heads, rows, width) = result
+            efficient = "efficient" in operands.kernel.op
+            shape = AttentionShape(samples * heads, rows, rows, width, width, causal=True, efficient=efficient)
+            if shape.flops(_FORWARD) != operands.kernel.flops:
+                keys = _depth(operands, 2 * prod(result[1]), rows)
+                shape = replace(shape, keys=keys, causal=False)
+            if not shape.keys:
                 return []
-            self._scores[block.id] = GemmShape(rows, keys, depth, count)
-            return _attention_products(operands, self._scores[block.id])
-        scores = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
-        return [] if scores is None else _attention_products(operands, scores)
+            self._scores[block.id] = shape
+            return [_attention_product(operands, shape)]
+        known = next((self._scores[block.id] for block, _ in operands.reads if block.id in self._scores), None)
+        return [] if known is None else [_attention_product(operands, known)]
 
 
-def _attention_products(operands: _Operands, scores: GemmShape) -> list[Product]:
-    """The products of attention; every operand is read once, by the first product that needs it."""
-    query, key = scores.count * scores.m * scores.k, scores.count * scores.n * scores.k
-    values = replace(scores, n=scores.k, k=scores.n)
-    transposed = GemmShape(scores.n, scores.k, scores.m, scores.count)
-    if _direction(operands) is _FORWARD:
-        work = [(scores, query + key), (values, key + query)]
-    else:
-        work = [(scores, query + key), (transposed, query + key), (scores, key), (values, query), (transposed, key)]
-    direction, size = _direction(operands), operands.itemsize
-    return [
-        Product(
-            Operation(
-                OperationKind.GEMM,
-                2 * gemm.macs,
-                size * moved,
-                gemm.count * gemm.m * gemm.n,
-                direction,
-                gemm=gemm,
-                dtype=operands.dtype,
-            ),
-            size,
-            "count",
-        )
-        for gemm, moved in work
-    ]
+def _attention_product(operands: _Operands, shape: AttentionShape) -> Product:
+    """Attention, which reads every operand and writes every result once."""
+    forward = _direction(operands) is _FORWARD
+    direction = _FORWARD if forward else _DATA
+    query, key = shape.heads * shape.rows * shape.width, shape.heads * shape.keys * shape.width
+    moved = (1 if forward else 2) * operands.itemsize * 2 * (query + key)
+    flops, kind = shape.flops(direction), OperationKind.ATTENTION
+    operation = Operation(kind, flops, moved, query, direction, dtype=operands.dtype, attention=shape)
+    return Product(operation, operands.itemsize)
 
 
 def _known(blocks: Sequence[Block]) -> list[tuple[Block, _Shape]]:

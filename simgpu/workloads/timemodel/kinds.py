@@ -7,7 +7,7 @@ from simgpu.workloads.timemodel.operation import OperationKind
 
 _ATTENTION = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 _NAMES = {
-    OperationKind.GEMM: " ".join(
+    OperationKind.ATTENTION: " ".join(
         f"_scaled_dot_product_{name}{suffix}" for name in _ATTENTION for suffix in ("", "_backward")
     ),
     OperationKind.NORMALIZATION: """

@@ -10,6 +10,7 @@ fraction, by smooth laws:
   longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
   which a board's power limit lowers), by default the architecture's share of the matrix units' rate;
+- fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
 - any other kernel moves an additional `in_flight` bytes per multiprocessor: the bytes in flight that saturate the
   memory (Little's law).
 
@@ -31,8 +32,16 @@ from typing import TYPE_CHECKING
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
+from simgpu.workloads.timemodel.attention import fused_seconds, products_of_attention
 from simgpu.workloads.timemodel.formats import itemsize_of_products, matrix_units_take
-from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
+from simgpu.workloads.timemodel.operation import (
+    AttentionShape,
+    ConvolutionShape,
+    Direction,
+    GemmShape,
+    Operation,
+    OperationKind,
+)
 from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
 if TYPE_CHECKING:
@@ -88,6 +97,8 @@ class TimeModel:
         """
         if operation.kind is OperationKind.CONVOLUTION and operation.convolution is not None:
             return self.algorithms(operation)[0].duration_ns
+        if operation.attention is not None:
+            return self._attention_ns(operation, operation.attention)
         if operation.gemm is not None:
             work = AlgorithmWork("implicit_precomp_gemm", operation.gemm, operation.flops, matrix_units=True)
             return self._product_ns(operation, work, on_matrix_units=self._uses_matrix_units(operation, Tf32.ALL))
@@ -138,7 +149,7 @@ class TimeModel:
             return self.fp32_rate * self.architecture.compute
         if operation.dtype == "float32":
             return rate * share / 2
-        if operation.gemm is None:
+        if operation.convolution is not None:
             return rate * share
         if self.gpu.sustained_tensor_rate is not None:
             return self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
@@ -150,7 +161,7 @@ class TimeModel:
         In backward, such a product has other sides but the same kernels; the fitted fractions are of convolutions,
         mostly.
         """
-        if on_matrix_units and operation.gemm is not None and operation.dtype != "float32":
+        if on_matrix_units and operation.convolution is None and operation.dtype != "float32":
             return 1.0
         return self.parameters.directions[operation.direction]
 
@@ -170,6 +181,24 @@ class TimeModel:
         )
         seconds = max(arithmetic, operation.bytes / bandwidth) + around
         return work.kernels * self.architecture.launch + ceil(seconds * 1e9) + self._bias_ns(operation)
+
+    def _attention_ns(self, operation: Operation, shape: AttentionShape) -> int:
+        itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        launch, shares = self.architecture.launch, self.architecture.attention
+        if not operation.flops:  # of an empty batch
+            return launch
+        on_matrix_units = self._uses_matrix_units(operation, Tf32.ALL)
+        rate = self._peak(operation, on_matrix_units)
+        if shares is not None and operation.dtype != "float32":
+            fp32, table = self.fp32_rate, self.parameters.attention
+            seconds = fused_seconds(shape, operation.direction, rate, fp32, self.multiprocessors, shares, table)
+        else:
+            kept = operation.flops / (rate * self._direction_share(operation, on_matrix_units))
+            products = products_of_attention(shape, operation.direction)
+            whole = sum(each.macs for each in products)
+            slowed = sum(each.macs * self._padding(each) * self._idle(each) for each in products)
+            seconds = kept * slowed / whole
+        return launch + ceil(max(seconds, operation.bytes / self._bandwidth(operation)) * 1e9)
 
     def _bias_ns(self, operation: Operation) -> int:
         """Duration of the kernel that adds a convolution's bias to its result."""

@@ -12,6 +12,7 @@ class OperationKind(StrEnum):
     CONVOLUTION = "convolution"
     DEPTHWISE_CONVOLUTION = "depthwise_convolution"
     GEMM = "gemm"
+    ATTENTION = "attention"
     ELEMENTWISE = "elementwise"
     REDUCTION = "reduction"
     NORMALIZATION = "normalization"
@@ -93,13 +94,50 @@ class GemmShape:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Fused attention, whose scores never reach memory.
+
+    heads: of queries, of all samples together. rows, keys: queries and keys of a head. width, values: of a query or
+    key, and of a value. causal: row i has the scores of the first i + 1 keys only. efficient: whether it is PyTorch's
+    memory-efficient attention instead of flash attention.
+
+    >>> shape = AttentionShape(heads=16, rows=1024, keys=1024, width=64, values=64)
+    >>> shape.flops(Direction.BACKWARD_DATA) / shape.flops(Direction.FORWARD)
+    2.5
+    """
+
+    heads: int
+    rows: int
+    keys: int
+    width: int
+    values: int
+    causal: bool = False
+    efficient: bool = False
+
+    @property
+    def scores(self) -> int:
+        """Number of scores that the mask keeps."""
+        if not self.causal:
+            return self.heads * self.rows * self.keys
+        square = min(self.rows, self.keys)
+        return self.heads * (square * (square + 1) // 2 + (self.rows - square) * self.keys)
+
+    def flops(self, direction: Direction) -> int:
+        """Operations of its products: two, or backward five."""
+        if direction is Direction.FORWARD:
+            return 2 * self.scores * (self.width + self.values)
+        return 2 * self.scores * (3 * self.width + 2 * self.values)
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """The work of one kernel.
 
     flops: floating-point operations, two per multiply-accumulate.
     bytes: minimum traffic to and from device memory: every distinct input once and every result once.
     results: number of values that it produces, which determines how much of the GPU it can occupy.
-    convolution, gemm: its shape, in terms of the forward direction for a convolution; None if it is neither.
+    convolution, gemm, attention: its shape, in terms of the forward direction for a convolution and for attention; None
+    if it is something else.
     dtype: number format of the values, as PyTorch names it.
     added_bytes: traffic of a second, elementwise kernel on a convolution's result, as frameworks add a bias.
     """
@@ -113,8 +151,9 @@ class Operation:
     gemm: GemmShape | None = None
     dtype: str = "float32"
     added_bytes: int = 0
+    attention: AttentionShape | None = None
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a matrix product or a convolution that is not depthwise, priced by its arithmetic."""
-        return self.gemm is not None or self.kind is OperationKind.CONVOLUTION
+        """Whether it is priced by its arithmetic: a matrix product, attention, a convolution that is not depthwise."""
+        return self.gemm is not None or self.attention is not None or self.kind is OperationKind.CONVOLUTION

@@ -38,10 +38,26 @@ class Halves(FileModel):
 
 
 class KindShares(FileModel):
-    """Fractions of the bandwidth that a long elementwise kernel reaches."""
+    """Fractions in both directions; of a kind of kernels, those of the bandwidth of a long elementwise kernel."""
 
     forward: Share
     backward: Share
+
+
+class Counts(FileModel):
+    """Two numbers that are not negative."""
+
+    forward: Count
+    backward: Count
+
+
+class AttentionTable(FileModel):
+    """Fused attention in half precision, on all architectures (`simgpu.workloads.timemodel.attention`)."""
+
+    softmax: Counts = Field(description="single-precision operations for each score")
+    keys: Counts = Field(description="number of keys at which its products run at half their full rate")
+    causal: KindShares = Field(description="fraction of that rate with a causal mask, of the products that it keeps")
+    efficient: KindShares = Field(description="fraction of flash attention's rate in memory-efficient attention")
 
 
 class Architecture(FileModel):
@@ -53,6 +69,10 @@ class Architecture(FileModel):
         default=None,
         description="fraction of the matrix units' rate reached by products of large half-precision matrices; by "
         "default that of `matrix`",
+    )
+    attention: KindShares | None = Field(
+        default=None,
+        description="fraction of that rate reached by flash attention's products; by default it is priced as products",
     )
     memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
     normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")
@@ -78,6 +98,7 @@ class Parameters(FileModel):
     directions: dict[Of, Share]
     algorithms: dict[AlgorithmName, Share]
     kinds: dict[Kind, KindShares]
+    attention: AttentionTable
     architectures: dict[ArchitectureName, Architecture]
     sources: dict[str, Text]
 

@@ -1,0 +1,78 @@
+"""The time of fused attention in half precision: its products on matrix units, then the softmax in single precision.
+
+Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its time is modelled as
+
+    products / (rate x share) x (1 + a / keys) x idle  +  scores x operations / fp32 rate
+
+- rate: what large half-precision products sustain; share: the fraction of it that the architecture's kernels reach,
+  smaller with a causal mask and in memory-efficient attention. With a causal mask, the kernels also compute the masked
+  half of the blocks on the diagonal;
+- a: number of keys at which filling the pipeline doubles the time; idle: for multiprocessors without a block of rows;
+- operations: those of the softmax for each score. So narrow heads, with few products a score, reach a smaller rate.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape
+
+if TYPE_CHECKING:
+    from simgpu.workloads.timemodel.parameters import AttentionTable, Counts, KindShares
+
+#: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).
+_ROWS = 128
+
+
+def fused_seconds(
+    shape: AttentionShape,
+    direction: Direction,
+    rate: float,
+    fp32_rate: float,
+    multiprocessors: int,
+    shares: KindShares,
+    table: AttentionTable,
+) -> float:
+    """Seconds of attention's arithmetic in one kernel.
+
+    rate: operations per second that large half-precision products sustain; fp32_rate: peak of single precision.
+    shares: the architecture's fractions of `rate`; table: the parameters common to all architectures.
+
+    >>> from simgpu.workloads.timemodel.parameters import load_parameters
+    >>> parameters, shape = load_parameters(), AttentionShape(heads=32, rows=8192, keys=8192, width=128, values=128)
+    >>> hopper = parameters.architectures["hopper"].attention
+    >>> seconds = fused_seconds(shape, Direction.FORWARD, 821e12, 66.9e12, 132, hopper, parameters.attention)
+    >>> round(shape.flops(Direction.FORWARD) / seconds / 1e12)
+    370
+    """
+    forward = direction is Direction.FORWARD
+
+    def of(both: Counts | KindShares) -> float:
+        return both.forward if forward else both.backward
+
+    share = of(shares) * (of(table.causal) if shape.causal else 1) * (of(table.efficient) if shape.efficient else 1)
+    blocks = shape.heads * (shape.rows if forward else shape.keys) / _ROWS
+    filling = (1 + of(table.keys) / shape.keys) * sqrt(1 + (multiprocessors / blocks) ** 2)
+    computed = 1 + _ROWS / shape.keys if shape.causal else 1
+    products = shape.flops(direction) / (rate * share) * computed * filling
+    return products + shape.scores * of(table.softmax) / fp32_rate
+
+
+def products_of_attention(shape: AttentionShape, direction: Direction) -> tuple[GemmShape, ...]:
+    """The products that attention computes without a mask: two, or backward five, which compute the scores again.
+
+    >>> [each.k for each in products_of_attention(AttentionShape(8, 64, 32, 16, 16), Direction.FORWARD)]
+    [16, 32]
+    """
+    heads, rows, keys = shape.heads, shape.rows, shape.keys
+    scores = GemmShape(rows, keys, shape.width, heads)
+    if direction is Direction.FORWARD:
+        return scores, GemmShape(rows, shape.values, keys, heads)
+    return (
+        scores,
+        GemmShape(keys, shape.values, rows, heads),
+        GemmShape(rows, keys, shape.values, heads),
+        GemmShape(rows, shape.width, keys, heads),
+        GemmShape(keys, shape.width, rows, heads),
+    )

@@ -1,0 +1,148 @@
+"""Modelled rates of half-precision products and attention next to published ones that no parameter comes from.
+
+Every figure that was read in these sources for a board of `GPUS` is here, except those from which a parameter was
+chosen, and those of products with sides below 1024. Some are of other sizes in the run that gave a parameter. Rates are
+in TFLOP/s, of whole kernels; with a causal mask, half of attention's products count.
+
+Misses beyond 15% are listed with their errors, so that a change is noticed. Most are products of 1024: the law for
+idle multiprocessors was fitted to products in single precision. Others are of boards at their power limit, of heads of
+32 and 256, and of a slower copy of flash attention in PyTorch 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec
+from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
+
+TERA = 10**12
+_NODES = ("a100", "a100-80gb", "h100", "h100-pcie", "gh200", "gb200", "mi300x")
+_BOARDS = ("rtx3060", "rtx3090", "rtx4060", "rtx4090", "a10g", "l4")
+GPUS: dict[str, GpuSpec] = {name: load_node(name).gpu for name in (*_NODES, *_BOARDS)}
+# Boards without a node, by their data sheets, and by the clock that CUDA reports for a B200.
+GPUS["b200"] = replace(GPUS["gb200"], multiprocessors=148, fp32_rate=74_400 * 10**9, tensor_rate=2250 * TERA)
+GPUS["a5000"] = replace(
+    GPUS["rtx3090"],
+    multiprocessors=64,
+    fp32_rate=27_800 * 10**9,
+    tensor_rate=111_100 * 10**9,
+    sustained_tensor_rate=None,
+    dram_bandwidth=768 * 10**9,
+)
+
+#: Products of square matrices in bfloat16 (zzc0721/torch-performance-test-data, issues 108, 79, 95, 78, 66, 131, 126
+#: and 120) and in float16 on an RTX 4090 and an A800 PCIe (mli/transformers-benchmarks, issue 4).
+SQUARES = [
+    ("a100", {1024: 94.89, 2048: 138.46, 4096: 234.14, 10240: 211.72}),
+    ("h100", {1024: 176.62, 2048: 676.59, 4096: 788.72, 10240: 719.72}),
+    ("h100-pcie", {1024: 217.70, 2048: 449.09, 4096: 495.93, 10240: 471.79}),
+    ("rtx4090", {1024: 126.84, 2048: 164.81, 4096: 151.50, 10240: 158.54}),
+    ("rtx4060", {1024: 27.85, 2048: 30.10, 4096: 31.21, 8192: 30.67, 10240: 29.81}),
+    ("rtx3060", {1024: 19.04, 2048: 23.69, 4096: 24.29, 10240: 25.47}),
+    ("a10g", {1024: 47.92, 2048: 60.57, 4096: 62.48, 10240: 69.47}),
+    ("l4", {1024: 54.42, 2048: 70.89, 4096: 54.91, 10240: 56.90}),
+    ("rtx4090", {2048: 167.112, 8192: 158.596}),
+    ("a100", {2048: 192.540, 8192: 215.333}),
+]
+#: Best products in bfloat16 (Bekman, Machine Learning Engineering, maximum achievable matmul FLOPS).
+BEST = {
+    "a100-80gb": ((1024, 10240, 5120), 271.2),
+    "gh200": ((1024, 15360, 4096), 828.6),
+    "h100": ((2048, 2048, 13312), 794.5),
+    "b200": ((1792, 16128, 3072), 1745.0),
+    "gb200": ((4096, 9728, 2048), 1822.0),
+}
+#: Attention: board, width of a head, heads x tokens of the benchmark, rates by tokens (forward, backward), variant.
+#: gpu-mode/ring-attention, issue 10; Dao-AILab/flash-attention, issue 1589; triton-lang/triton, pull request 2459;
+#: pytorch/benchmark, pull request 2296; ROCm/flash-attention, issue 142; facebookresearch/xformers, pull request 587.
+ATTENTIONS = [
+    ("a5000", 64, 32 * 16384, {512: (84.08, 52.88), 1024: (81.02, 62.54), 2048: (81.31, 70.07)}, ""),
+    ("a5000", 64, 32 * 16384, {4096: (81.69, 74.80), 8192: (81.86, 77.42)}, ""),
+    ("b200", 64, 32 * 16384, {512: (308.40, 243.05), 1024: (359.30, 280.64), 2048: (380.99, 301.61)}, ""),
+    ("b200", 64, 32 * 16384, {4096: (306.94, 314.71), 8192: (343.07, 329.09)}, ""),
+    ("h100", 64, 192 * 1024, {1024: (197.911, None)}, "causal"),
+    ("h100", 64, 192 * 2048, {2048: (259.233, None)}, "causal"),
+    ("h100", 128, 1024 * 1024, {1024: (287.457, None)}, ""),
+    ("h100", 128, 1024 * 4096, {4096: (298.428, None)}, ""),
+    ("h100", 128, 1024 * 16384, {16384: (304.199, None)}, ""),
+    ("mi300x", 128, 16 * 16384, {16384: (353.22, 194.43)}, ""),
+    ("mi300x", 128, 128 * 16384, {16384: (309.60, 206.66)}, ""),
+    ("a100-80gb", 32, 1024 * 1024, {1024: (93.4, None)}, "efficient"),
+    ("a100-80gb", 64, 1024 * 1024, {1024: (163.7, None)}, "efficient"),
+    ("a100-80gb", 128, 1024 * 1024, {1024: (177.9, None)}, "efficient"),
+    ("a100-80gb", 256, 1024 * 1024, {1024: (156.4, None)}, "efficient"),
+]
+
+
+def _gemm(gpu: GpuSpec, m: int, n: int, k: int) -> float:
+    shape, moved = GemmShape(m, n, k), 2 * (m * k + k * n + m * n)
+    work = Operation(OperationKind.GEMM, 2 * shape.macs, moved, m * n, gemm=shape, dtype="bfloat16")
+    return work.flops / time_model(gpu).duration_ns(work) / 1e3
+
+
+def _attention(gpu: GpuSpec, heads: int, tokens: int, width: int, variant: str, *, backward: bool) -> float:
+    shape = AttentionShape(heads, tokens, tokens, width, width, variant == "causal", variant == "efficient")
+    direction = Direction.BACKWARD_DATA if backward else Direction.FORWARD
+    values = heads * tokens * width
+    moved, flops = 2 * values * (8 if backward else 4), shape.flops(direction)
+    work = Operation(OperationKind.ATTENTION, flops, moved, values, direction, dtype="bfloat16", attention=shape)
+    counted = 4 * values * tokens * (2.5 if backward else 1) / (2 if shape.causal else 1)
+    return counted / time_model(gpu).duration_ns(work) / 1e3
+
+
+def _gemm_errors() -> Iterator[tuple[str, float]]:
+    for name, rates in SQUARES:
+        for side, published in rates.items():
+            yield f"{name} {side} ({published:g})", _gemm(GPUS[name], side, side, side) / published - 1
+    for name, (sides, published) in BEST.items():
+        yield f"{name} {sides} ({published:g})", _gemm(GPUS[name], *sides) / published - 1
+
+
+def _attention_errors() -> Iterator[tuple[str, float]]:
+    for name, width, values, rates, variant in ATTENTIONS:
+        for tokens, both in rates.items():
+            for published, backward in zip(both, (False, True), strict=True):
+                if published is not None:
+                    modelled = _attention(GPUS[name], values // tokens, tokens, width, variant, backward=backward)
+                    way = "backward" if backward else "forward"
+                    yield f"{name} {tokens} x {width} {variant or way} ({published:g})", modelled / published - 1
+
+
+def _misses(errors: Mapping[str, float]) -> dict[str, int]:
+    """Errors beyond 15%, in percent."""
+    return {name: round(100 * error) for name, error in errors.items() if abs(error) > 0.15}
+
+
+def test_half_precision_products_reach_published_rates() -> None:
+    errors = dict(_gemm_errors())
+    assert len(errors) == 42
+    assert median(map(abs, errors.values())) < 0.05
+    assert _misses(errors) == {
+        "a100 1024 (94.89)": -16,
+        "a100 2048 (138.46)": 40,
+        "h100 1024 (176.62)": 27,
+        "h100-pcie 1024 (217.7)": -23,
+        "rtx4090 1024 (126.84)": -56,
+        "a10g 1024 (47.92)": -31,
+        "l4 1024 (54.42)": -33,
+        "l4 2048 (70.89)": -21,
+    }
+
+
+def test_attention_reaches_published_rates() -> None:
+    errors = dict(_attention_errors())
+    assert len(errors) == 33
+    assert median(map(abs, errors.values())) < 0.07
+    assert _misses(errors) == {
+        "b200 4096 x 64 forward (306.94)": 22,
+        "h100 1024 x 128 forward (287.457)": 20,
+        "h100 4096 x 128 forward (298.428)": 23,
+        "h100 16384 x 128 forward (304.199)": 22,
+        "a100-80gb 1024 x 32 efficient (93.4)": 43,
+        "a100-80gb 1024 x 256 efficient (156.4)": 20,
+    }
