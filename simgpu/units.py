@@ -28,7 +28,7 @@ ENERGY_PER_BYTE_UNITS: dict[str, int] = {"fJ/B": 1, "pJ/B": 10**3, "nJ/B": 10**6
 ITEMSIZE: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("complex128",), 16),
-        **dict.fromkeys(("float64", "complex64", "int64"), 8),
+        **dict.fromkeys(("float64", "complex64", "int64", "uint64"), 8),
         **dict.fromkeys(("float32", "int32"), 4),
         **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
         **dict.fromkeys(("int8", "uint8", "bool"), 1),

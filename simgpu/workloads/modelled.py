@@ -37,7 +37,7 @@ def build_trace(
 
     batch: samples.
     input, variant: see `simgpu.workloads.catalogue.build`.
-    optimizer: sgd (with momentum), plain-sgd (without) or adam.
+    optimizer: sgd (with momentum), plain-sgd (without), adam, adamw or adamw-fused.
     workspace_limit: largest workspace of a convolution algorithm, bytes; the trace lists only algorithms within it.
     task_limit: the same for a convolution's inputs, result and workspace together; by default there is none.
     framework: whose memory behaviour, a value of `simgpu.workloads.lowering.framework.Framework`.
@@ -149,6 +149,8 @@ _UPDATES = {
     Optimizer.SGD: "SGD with momentum",
     Optimizer.PLAIN_SGD: "SGD without momentum",
     Optimizer.ADAM: "Adam",
+    Optimizer.ADAMW: "AdamW",
+    Optimizer.ADAMW_FUSED: "fused AdamW",
 }
 
 

@@ -9,11 +9,11 @@ variables hold the network's output and the loss to the end, which a trace of th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Phase, Trace, TraceInfo
+from simgpu.trace.model import BlockKind, Phase, Trace, TraceInfo
 from simgpu.workloads.lowering import (
     optimizer,
     pointwise,
@@ -25,10 +25,11 @@ from simgpu.workloads.lowering.joins import joined_in_place
 from simgpu.workloads.lowering.operations import elementwise
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
-from simgpu.workloads.lowering.tape import Tape, TapeKernel, Value
+from simgpu.workloads.lowering.priced import trace_of_tape
+from simgpu.workloads.lowering.tape import Tape, Value
 from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.operation import Operation
-from simgpu.workloads.timemodel.prices import Priced, Prices
+from simgpu.workloads.timemodel.prices import Prices
 
 _FAMILIES: dict[LayerKind, Callable[[LayerLowering], LoweredLayer | LoweredParts]] = {
     LayerKind.CONVOLUTION: products.convolution,
@@ -66,7 +67,8 @@ def operations_of(
 ) -> Iterator[tuple[str, str, Operation]]:
     """Every kernel of one iteration in order: id and operator as in the trace from `lower`, and its operation."""
     for kernel in _tape_of(network, batch, optimizer, framework).kernels:
-        yield kernel.id, kernel.op, kernel.operation
+        for operation in kernel.operations:
+            yield kernel.id, kernel.op, operation
 
 
 def lower(
@@ -84,60 +86,8 @@ def lower(
     algorithm; the trace lists all of them.
     """
     tape = _tape_of(network, batch, optimizer, framework)
-    durations: dict[Operation, int] = {}
-    choices: dict[Operation, Sequence[Priced]] = {}
-    kernels, workspaces, algorithms = [], [], []
-    for taped in tape.kernels:
-        operation = taped.operation
-        if operation not in durations:
-            choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
-            fastest = choices[operation][:1]
-            durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
-        priced = choices[operation]
-        workspace = _workspace(taped, priced[0].workspace_bytes if priced else 0)
-        workspaces += workspace
-        algorithms += [AlgorithmChoice(taped.id, each.name, each.duration_ns, each.workspace_bytes) for each in priced]
-        kernels.append(_kernel(taped, durations[operation], workspace))
-    blocks = (*_blocks(tape), *workspaces)
-    trace = Trace(info, tuple(kernels), blocks, tuple(algorithms), name=network.name)
+    trace = trace_of_tape(tape, prices, info, network.name)
     return joined_in_place(trace) if framework is Framework.JOINED else trace
-
-
-def _workspace(taped: TapeKernel, size: int) -> list[Block]:
-    if not size:
-        return []
-    return [Block(f"workspace:{taped.id}", size, BlockKind.WORKSPACE, release=taped.id, layer=taped.layer)]
-
-
-def _kernel(taped: TapeKernel, duration_ns: int, workspace: list[Block]) -> Kernel:
-    return Kernel(
-        taped.id,
-        taped.op,
-        taped.phase,
-        duration_ns,
-        taped.reads,
-        (*taped.writes, *(block.id for block in workspace)),
-        taped.layer,
-        pure=taped.pure,
-        flops=taped.operation.flops,
-        dram_bytes=taped.operation.bytes,
-    )
-
-
-def _blocks(tape: Tape) -> Iterator[Block]:
-    """Persistent blocks, then those allocated during the iteration, each in the order of creation."""
-    for taped in sorted(tape.blocks, key=lambda taped: not taped.persistent):
-        release = RELEASED_AT_END if taped.release is None else tape.kernels[taped.release].id
-        yield Block(
-            taped.id,
-            taped.bytes,
-            taped.kind,
-            taped.persistent,
-            release=release,
-            layer=taped.layer,
-            shape=taped.shape,
-            dtype=taped.dtype,
-        )
 
 
 def _tape_of(network: Network, batch: int, optimizer: Optimizer, framework: Framework) -> Tape:

@@ -1,6 +1,7 @@
-"""The optimizer step: SGD with and without momentum, and Adam.
+"""The optimizer step: SGD with and without momentum, Adam and AdamW.
 
-Each kernel updates all weights, like PyTorch's ``foreach`` implementation, its default on a GPU.
+Each kernel updates all weights, like PyTorch's ``foreach`` implementation, its default on a GPU; fused AdamW has one
+kernel, and keeps the number of steps of each weight on the GPU. States have the number format of their weight.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ class Optimizer(StrEnum):
     SGD = "sgd"  # with momentum: one buffer per weight
     PLAIN_SGD = "plain-sgd"  # without momentum: no state
     ADAM = "adam"  # two averages per weight
+    ADAMW = "adamw"  # the same; decays the weights in a kernel of its own
+    ADAMW_FUSED = "adamw-fused"  # the same, and a count of steps
 
 
+_STEPS = "step"
 _STATE: dict[Optimizer, tuple[str, ...]] = {
     Optimizer.SGD: ("momentum_buffer",),
     Optimizer.PLAIN_SGD: (),
     Optimizer.ADAM: ("exp_avg", "exp_avg_sq"),
+    Optimizer.ADAMW: ("exp_avg", "exp_avg_sq"),
+    Optimizer.ADAMW_FUSED: ("exp_avg", "exp_avg_sq", _STEPS),
 }
 
 
@@ -35,7 +41,8 @@ def states(tape: Tape, optimizer: Optimizer, weights: Sequence[Value]) -> dict[s
         result[name] = []
         for weight in weights:
             tape.layer = weight.block.layer
-            result[name].append(tape.constant(f"{weight.block.id}.{name}", weight.shape, BlockKind.OPTIMIZER_STATE))
+            shape, dtype = ((), "float32") if name == _STEPS else (weight.shape, weight.block.dtype)
+            result[name].append(tape.constant(f"{weight.block.id}.{name}", shape, BlockKind.OPTIMIZER_STATE, dtype))
     return result
 
 
@@ -59,7 +66,11 @@ def update(
         _sgd(tape, *dense, *states_of)
     elif optimizer is Optimizer.PLAIN_SGD:
         _each(tape, "_foreach_add_", *dense, per_value=2)
+    elif optimizer is Optimizer.ADAMW_FUSED:
+        _adamw_fused(tape, *dense, *states_of)
     else:
+        if optimizer is Optimizer.ADAMW:
+            _each(tape, "_foreach_mul_", dense[0])
         _adam(tape, *dense, *states_of)
     for index in sorted(grads.keys() - set(complete)):
         changed = (weights[index], *(values[index] for values in state.values()))
@@ -86,8 +97,25 @@ def _adam(
     _each(tape, "_foreach_lerp_", mean, grads, per_value=3)
     _each(tape, "_foreach_mul_", square)
     _each(tape, "_foreach_addcmul_", square, grads, per_value=3)
-    roots = [tape.new(f"{weight.block.id}.denominator", weight.shape, BlockKind.OTHER) for weight in weights]
+    roots = [
+        tape.new(f"{weight.block.id}.denominator", weight.shape, BlockKind.OTHER, weight.block.dtype)
+        for weight in weights
+    ]
     tape.launch("_foreach_sqrt", elementwise(square, roots), square, roots, pure=False)
     _each(tape, "_foreach_div_", roots)
     _each(tape, "_foreach_add_", roots)
     _each(tape, "_foreach_addcdiv_", weights, mean, roots, per_value=3)
+
+
+def _adamw_fused(
+    tape: Tape,
+    weights: Sequence[Value],
+    grads: Sequence[Value],
+    mean: Sequence[Value],
+    square: Sequence[Value],
+    steps: Sequence[Value],
+) -> None:
+    _each(tape, "_foreach_add_", steps)
+    changed = [*weights, *mean, *square]
+    reads = [*changed, *grads, *steps]
+    tape.launch("_fused_adamw_", elementwise(reads, changed), reads, changed, pure=False)

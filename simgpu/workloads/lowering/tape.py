@@ -58,16 +58,16 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class TapeKernel:
-    """One kernel, without its duration and workspace."""
+    """One kernel, without its duration and workspace. operations: its work, one after another; mostly one."""
 
     id: str
     op: str
     phase: Phase
     layer: str | None
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    reads: tuple[TapeBlock, ...]
+    writes: tuple[TapeBlock, ...]
     pure: bool
-    operation: Operation
+    operations: tuple[Operation, ...]
 
 
 @dataclass(slots=True)
@@ -101,21 +101,35 @@ class Tape:
         self, op: str, operation: Operation, reads: Iterable[Value], writes: Iterable[Value], *, pure: bool = True
     ) -> None:
         """Appends a kernel. A value in both `reads` and `writes` is changed in place."""
-        read_blocks = list(dict.fromkeys(value.block for value in reads))
-        written = list(dict.fromkeys(value.block for value in writes))
+        self.launch_blocks(op, (operation,), (x.block for x in reads), (x.block for x in writes), pure=pure)
+
+    def launch_blocks(
+        self,
+        op: str,
+        operations: Sequence[Operation],
+        reads: Iterable[TapeBlock],
+        writes: Iterable[TapeBlock],
+        *,
+        pure: bool = True,
+    ) -> None:
+        """Appends a kernel of several operations. A block in both `reads` and `writes` is changed in place."""
+        read, written = tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes))
         position = len(self.kernels)
-        for block in (*read_blocks, *written):
+        for block in (*read, *written):
             if not block.persistent:
                 block.release = position
-        names = tuple(block.id for block in read_blocks), tuple(block.id for block in written)
         name = _unique(f"{self.layer or self.phase}.{op}", self._kernel_names)
-        self.kernels.append(TapeKernel(name, op, self.phase, self.layer, *names, pure, operation))
+        self.kernels.append(TapeKernel(name, op, self.phase, self.layer, read, written, pure, tuple(operations)))
 
     def keep(self, values: Sequence[Value]) -> None:
         """Frees these values no earlier than after the latest kernel."""
-        for value in values:
-            if not value.block.persistent:
-                value.block.release = len(self.kernels) - 1
+        self.keep_blocks(value.block for value in values)
+
+    def keep_blocks(self, blocks: Iterable[TapeBlock]) -> None:
+        """Frees these blocks no earlier than after the latest kernel."""
+        for block in blocks:
+            if not block.persistent:
+                block.release = len(self.kernels) - 1
 
 
 def _unique(name: str, counts: dict[str, int]) -> str:

@@ -1,0 +1,371 @@
+"""`read_decoder` reads a Hugging Face ``config.json`` into a `Decoder`.
+
+Defaults of missing keys are those of the configuration classes of transformers 4.51. Keys that decide neither weights
+nor kernels (token numbers, initialization, text generation) are ignored, as transformers itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.io.input_files import parse_json, read_text
+from simgpu.workloads.decoders.decoder import Decoder
+
+#: Largest file that is read, bytes. Published ones have a few kB.
+_LIMIT = 2**20
+_WHAT = "a configuration (JSON text file)"
+_REMEDY = "copy the model's config.json again"
+#: Largest values, far above anything published: larger ones are typing errors and would take minutes to build.
+_MOST = {"layers": 1_000, "heads": 4_096, "vocabulary": 10_000_000, "positions": 2**40}
+_MOST_WIDTH = 2**20
+#: Activation functions, with the one of the same kernels that stands for each.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast",
+    "relu": "relu",
+}
+#: Rotary embeddings whose frequencies do not depend on the length at run time.
+_ROTARY = ("default", "linear", "llama3", "yarn")
+
+
+def read_decoder(path: str | Path) -> Decoder:
+    """The decoder that a ``config.json`` describes.
+
+    path: the file, or the folder that contains it. Raises `InputError` for a file that cannot be read, an unsupported
+    ``model_type`` or option, and for sizes that do not fit together, all problems in one error.
+
+    >>> import json, tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "config.json"
+    >>> sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> _ = file.write_text(json.dumps({"model_type": "llama", **sizes}))
+    >>> decoder = read_decoder(file)
+    >>> decoder.layers, decoder.head_width, decoder.vocabulary
+    (2, 16, 32000)
+    >>> _ = file.write_text('{"model_type": "bert"}')
+    >>> read_decoder(file)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: ...config.json: model_type: 'bert' is not supported; ...
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    values = parse_json(read_text(file, _WHAT, _REMEDY, _LIMIT), file, _REMEDY)
+    if not isinstance(values, dict):
+        raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", _REMEDY)
+    return decoder_of(values, str(file), file.absolute().parent.name)
+
+
+def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Decoder:
+    """The decoder that the keys and values of a configuration describe; source: for messages. See `read_decoder`.
+
+    name: of the model where the configuration does not contain one (``_name_or_path``).
+    """
+    family = values.get("model_type")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        what = "is missing" if family is None else f"{family!r} is not supported"
+        remedy = did_you_mean(str(family), _FAMILIES) if family is not None else f"give one of {', '.join(_FAMILIES)}"
+        raise InputError.single(source, "model_type", what, remedy)
+    keys = _Keys(values, source)
+    given = values.get("_name_or_path")
+    named = given if isinstance(given, str) and given.strip("./") else name
+    sizes = _FAMILIES[family](keys)
+    decoder = Decoder(family=family, name=named.strip("/").rpartition("/")[2] or family, **sizes)
+    _check(keys, decoder)
+    if keys.problems:
+        raise InputError(keys.problems)
+    return decoder
+
+
+@dataclass(slots=True)
+class _Keys:
+    """Reads the keys of a configuration and collects problems."""
+
+    values: Mapping[str, Any]
+    source: str
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, key: str, what: str, remedy: str) -> None:
+        self.problems.append(Problem(self.source, key, what, remedy))
+
+    def number(self, key: str, default: int | None, most: int = _MOST_WIDTH) -> int:
+        """A whole number from 1 to `most`; also the default where the value is null."""
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(key, "is missing", _REMEDY)
+        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            self.refuse(key, f"{value!r:.40} is not a whole number from 1 to {most}", _REMEDY)
+        else:
+            return value
+        return 1
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.values.get(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        self.refuse(key, f"{value!r:.40} is not a number from 0 to 1", _REMEDY)
+        return 0.0
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool):
+            return value
+        self.refuse(key, f"{value!r:.40} is not true or false", _REMEDY)
+        return default
+
+    def activation(self, key: str, default: str) -> str:
+        value = self.values.get(key) or default
+        if isinstance(value, str) and value in ACTIVATIONS:
+            return ACTIVATIONS[value]
+        self.refuse(key, f"{value!r:.40} is not a supported activation", f"give one of {', '.join(ACTIVATIONS)}")
+        return "silu"
+
+    def window(self, default: int | None) -> int | None:
+        """``sliding_window``: null, or a number of tokens."""
+        value = self.values.get("sliding_window", default)
+        return None if value is None else self.number("sliding_window", default, 2**40)
+
+
+def _check(keys: _Keys, decoder: Decoder) -> None:
+    """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
+    if keys.values.get("quantization_config") is not None:
+        keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
+    rotary = keys.values.get("rope_scaling")
+    if rotary is not None:
+        kind = rotary.get("rope_type", rotary.get("type")) if isinstance(rotary, dict) else rotary
+        if kind not in _ROTARY:
+            remedy = f"give null or one of {', '.join(_ROTARY)}"
+            keys.refuse("rope_scaling", f"{kind!r:.40} is not a supported type", remedy)
+    if keys.problems:
+        return
+    if decoder.heads % decoder.key_heads:
+        what = f"{decoder.heads} query heads are no multiple of {decoder.key_heads} key heads"
+        keys.refuse("num_key_value_heads", what, _REMEDY)
+    if decoder.rotary_width % 2 or decoder.rotary_width > decoder.head_width:
+        what = f"{decoder.rotary_width} of {decoder.head_width} values of a head cannot be rotated in pairs"
+        keys.refuse("head width", what, "give heads of an even width")
+
+
+def _sizes(keys: _Keys, defaults: Mapping[str, int | None], *, positions: int) -> dict[str, Any]:
+    """The sizes that most families name alike."""
+    return {
+        "layers": keys.number("num_hidden_layers", defaults["layers"], _MOST["layers"]),
+        "width": keys.number("hidden_size", defaults["width"]),
+        "heads": keys.number("num_attention_heads", defaults["heads"], _MOST["heads"]),
+        "inner": keys.number("intermediate_size", defaults["inner"]),
+        "vocabulary": keys.number("vocab_size", defaults["vocabulary"], _MOST["vocabulary"]),
+        "positions": keys.number("max_position_embeddings", positions, _MOST["positions"]),
+    }
+
+
+def _key_heads(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
+    if keys.values.get("num_key_value_heads") is None and default is None:
+        heads: int = sizes["heads"]
+        return heads
+    return keys.number("num_key_value_heads", default, _MOST["heads"])
+
+
+def _head_width(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
+    if keys.values.get("head_dim") is None and default is None:
+        return max(1, sizes["width"] // sizes["heads"])
+    return keys.number("head_dim", default, _MOST_WIDTH)
+
+
+def _llama(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
+    sizes = _sizes(keys, defaults, positions=2048)
+    head, bias = _head_width(keys, sizes), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": keys.flag("mlp_bias", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
+def _mistral(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 14336, "vocabulary": 32000}
+    sizes = _sizes(keys, defaults, positions=131072)
+    head = _head_width(keys, sizes)
+    absent = "num_key_value_heads" not in keys.values
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes, 8 if absent else None),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "window": keys.window(4096),
+    }
+
+
+def _qwen(keys: _Keys) -> dict[str, Any]:
+    """What Qwen2 and Qwen3 share. Their window adds a mask whatever ``use_sliding_window`` says."""
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 22016, "vocabulary": 151936}
+    sizes = _sizes(keys, defaults, positions=32768)
+    absent = "num_key_value_heads" not in keys.values
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes, 32 if absent else None),
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "window": keys.window(4096),
+    }
+
+
+def _qwen2(keys: _Keys) -> dict[str, Any]:
+    sizes = _qwen(keys)
+    head = _head_width(keys, sizes)
+    return {**sizes, "head_width": head, "rotary_width": head, "query_bias": True}
+
+
+def _qwen3(keys: _Keys) -> dict[str, Any]:
+    sizes = _qwen(keys)
+    head, bias = _head_width(keys, sizes, 128), keys.flag("attention_bias", False)
+    names = {"head_width": head, "rotary_width": head, "query_bias": bias, "output_bias": bias}
+    return {**sizes, **names, "normalized_heads": True}
+
+
+def _gemma(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 28, "width": 3072, "heads": 16, "inner": 24576, "vocabulary": 256000}
+    sizes = _sizes(keys, defaults, positions=8192)
+    head, bias = _head_width(keys, sizes, 256), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes, 16),
+        "head_width": head,
+        "rotary_width": head,
+        # transformers 4.51 reads the older key, whatever hidden_activation says.
+        "activation": keys.activation("hidden_act", "gelu_pytorch_tanh"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": bias,
+        "output_bias": bias,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
+def _phi3(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
+    sizes = _sizes(keys, defaults, positions=4096)
+    head = _head_width(keys, sizes)
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 1.0)),
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "dropout": keys.fraction("resid_pdrop", 0.0),
+        "window": keys.window(None),
+    }
+
+
+def _phi(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 24, "width": 2048, "heads": 32, "inner": 8192, "vocabulary": 51200}
+    sizes = _sizes(keys, defaults, positions=2048)
+    head = _head_width(keys, sizes)
+    if keys.flag("qk_layernorm", False):
+        keys.refuse("qk_layernorm", "normalized queries and keys are not modelled for phi", "give false")
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 0.5)),
+        "activation": keys.activation("hidden_act", "gelu_new"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": True,
+        "output_bias": True,
+        "inner_bias": True,
+        "parallel": True,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "embedding_dropout": keys.fraction("embd_pdrop", 0.0),
+        "dropout": keys.fraction("resid_pdrop", 0.0),
+    }
+
+
+def _gpt_neox(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 44, "width": 6144, "heads": 64, "inner": 24576, "vocabulary": 50432}
+    sizes = _sizes(keys, defaults, positions=2048)
+    head = max(1, sizes["width"] // sizes["heads"])
+    if sizes["width"] % sizes["heads"]:
+        what = f"{sizes['width']} values do not divide into {sizes['heads']} heads"
+        keys.refuse("hidden_size", what, _REMEDY)
+    bias, dropout = keys.flag("attention_bias", True), keys.fraction("hidden_dropout", 0.0)
+    return {
+        **sizes,
+        "key_heads": sizes["heads"],
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("rotary_pct", 0.25)),
+        "activation": keys.activation("hidden_act", "gelu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": True,
+        "parallel": keys.flag("use_parallel_residual", True),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "embedding_dropout": dropout,
+        "dropout": dropout,
+    }
+
+
+def _gpt2(keys: _Keys) -> dict[str, Any]:
+    width, heads = keys.number("n_embd", 768), keys.number("n_head", 12, _MOST["heads"])
+    if width % heads:
+        keys.refuse("n_embd", f"{width} values do not divide into {heads} heads", _REMEDY)
+    if keys.flag("add_cross_attention", False):
+        keys.refuse("add_cross_attention", "attention to an encoder is not modelled", "give false")
+    if keys.values.get("pruned_heads"):
+        keys.refuse("pruned_heads", "pruned heads are not modelled", "remove the key")
+    return {
+        "layers": keys.number("n_layer", 12, _MOST["layers"]),
+        "width": width,
+        "heads": heads,
+        "key_heads": heads,
+        "head_width": max(1, width // heads),
+        "inner": keys.number("n_inner", 4 * width),
+        "vocabulary": keys.number("vocab_size", 50257, _MOST["vocabulary"]),
+        "positions": keys.number("n_positions", 1024, _MOST["positions"]),
+        "activation": keys.activation("activation_function", "gelu_new"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": True,
+        "output_bias": True,
+        "inner_bias": True,
+        "embedding_dropout": keys.fraction("embd_pdrop", 0.1),
+        "attention_dropout": keys.fraction("attn_pdrop", 0.1),
+        "dropout": keys.fraction("resid_pdrop", 0.1),
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "phi3": _phi3,
+    "phi": _phi,
+    "gpt_neox": _gpt_neox,
+    "gpt2": _gpt2,
+}
+#: The supported values of ``model_type``.
+FAMILIES = tuple(_FAMILIES)

@@ -1,0 +1,196 @@
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma and Phi-3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.workloads.decoders.parts import (
+    Build,
+    Linear,
+    RmsNorm,
+    activated,
+    attended,
+    heads_of,
+    partly_rotated,
+    rotary_angles,
+    rotated,
+    token_positions,
+)
+from simgpu.workloads.eager.pointwise import add, dropout, mul, scale
+from simgpu.workloads.eager.products import embedding
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import sliced, split, unsqueeze
+
+_Angles = tuple[Tensor, Tensor]
+
+
+class LlamaModel:
+    """The weights of the model, created in the order of transformers' modules; calling it computes the logits."""
+
+    def __init__(self, build: Build) -> None:
+        decoder, gemma = build.decoder, build.decoder.family == "gemma"
+        self.build = build
+        session = build.session
+        with session.layer("model"):
+            with session.layer("embed_tokens"):
+                self.table = build.weight("weight", decoder.vocabulary, decoder.width)
+            self.layers = [_Layer.create(build, number) for number in range(decoder.layers)]
+            self.norm = RmsNorm.create(build, "norm", decoder.width, gemma)
+        if decoder.tied:
+            self.head = Linear(build, "lm_head", self.table)
+        else:
+            self.head = Linear.create(build, "lm_head", decoder.width, decoder.vocabulary, bias=False)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        session = self.build.session
+        with session.layer("model"):
+            with session.layer("embed_tokens"):
+                x = embedding(session, tokens, self.table)
+            angles = rotary_angles(self.build, token_positions(self.build, tokens.shape[1]))
+            if self.build.decoder.family == "gemma":
+                x = scale(session, x)
+            for layer in self.layers:
+                x = layer(x, angles)
+            x = self.norm(x)
+        return self.head(x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    build: Build
+    name: str
+    attention: _Attention | _FusedAttention
+    inner: _Inner | _FusedInner
+    norms: tuple[RmsNorm, RmsNorm]
+
+    @classmethod
+    def create(cls, build: Build, number: int) -> _Layer:
+        name, fused = f"layers.{number}", build.decoder.family == "phi3"
+        added_one = build.decoder.family == "gemma"
+        with build.session.layer(name):
+            attention = _FusedAttention.create(build) if fused else _Attention.create(build)
+            inner = _FusedInner.create(build) if fused else _Inner.create(build)
+            first, second = (
+                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one)
+                for place in ("input", "post_attention")
+            )
+        return cls(build, name, attention, inner, (first, second))
+
+    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+        session, rate = self.build.session, self.build.decoder.dropout
+        first, second = self.norms
+        with session.layer(self.name):
+            x = add(session, x, dropout(session, self.attention(first(x), angles), rate))
+            return add(session, x, dropout(session, self.inner(second(x)), rate))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Separate products for queries, keys and values; Qwen3 normalizes queries and keys in each head."""
+
+    build: Build
+    products: tuple[Linear, Linear, Linear]
+    output: Linear
+    norms: tuple[RmsNorm, RmsNorm] | None
+
+    @classmethod
+    def create(cls, build: Build) -> _Attention:
+        decoder = build.decoder
+        head = decoder.head_width
+        widths = (decoder.heads * head, decoder.key_heads * head, decoder.key_heads * head)
+        with build.session.layer("self_attn"):
+            query, key, value = (
+                Linear.create(build, f"{name}_proj", decoder.width, width, decoder.query_bias)
+                for name, width in zip("qkv", widths, strict=True)
+            )
+            output = Linear.create(build, "o_proj", widths[0], decoder.width, decoder.output_bias)
+            norms = None
+            if decoder.normalized_heads:
+                norms = RmsNorm.create(build, "q_norm", head), RmsNorm.create(build, "k_norm", head)
+        return cls(build, (query, key, value), output, norms)
+
+    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+        session, width = self.build.session, self.build.decoder.head_width
+        with session.layer("self_attn"):
+            norms = (*(self.norms or (None, None)), None)
+            query, key, value = (
+                heads_of(session, product(x), width, norm) for product, norm in zip(self.products, norms, strict=True)
+            )
+            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            query, key = (rotated(session, each, cosines, sines) for each in (query, key))
+            return self.output(attended(self.build, query, key, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedAttention:
+    """Phi-3's: one product for queries, keys and values; part of each head may be rotated."""
+
+    build: Build
+    product: Linear
+    output: Linear
+
+    @classmethod
+    def create(cls, build: Build) -> _FusedAttention:
+        decoder = build.decoder
+        queries, keys = decoder.heads * decoder.head_width, decoder.key_heads * decoder.head_width
+        with build.session.layer("self_attn"):
+            output = Linear.create(build, "o_proj", queries, decoder.width, bias=False)
+            product = Linear.create(build, "qkv_proj", decoder.width, queries + 2 * keys, bias=False)
+        return cls(build, product, output)
+
+    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+        session, decoder = self.build.session, self.build.decoder
+        queries, keys = decoder.heads * decoder.head_width, decoder.key_heads * decoder.head_width
+        with session.layer("self_attn"):
+            joint = self.product(x)
+            bounds = (0, queries, queries + keys, queries + 2 * keys)
+            parts = [sliced(session, joint, *bounds[place : place + 2]) for place in range(3)]
+            query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
+            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            query, key = partly_rotated(self.build, (query, key), cosines, sines, together=False)
+            return self.output(attended(self.build, query, key, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """The gated feed-forward part."""
+
+    build: Build
+    gate: Linear
+    up: Linear
+    down: Linear
+
+    @classmethod
+    def create(cls, build: Build) -> _Inner:
+        width, inner, bias = build.decoder.width, build.decoder.inner, build.decoder.inner_bias
+        with build.session.layer("mlp"):
+            gate, up = (Linear.create(build, f"{name}_proj", width, inner, bias) for name in ("gate", "up"))
+            return cls(build, gate, up, Linear.create(build, "down_proj", inner, width, bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        session = self.build.session
+        with session.layer("mlp"):
+            gated = activated(self.build, "act_fn", self.gate(x))
+            return self.down(mul(session, gated, self.up(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedInner:
+    """Phi-3's: one product for the gate and what it scales."""
+
+    build: Build
+    product: Linear
+    down: Linear
+
+    @classmethod
+    def create(cls, build: Build) -> _FusedInner:
+        width, inner = build.decoder.width, build.decoder.inner
+        with build.session.layer("mlp"):
+            product = Linear.create(build, "gate_up_proj", width, 2 * inner, bias=False)
+            return cls(build, product, Linear.create(build, "down_proj", inner, width, bias=False))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        session, inner = self.build.session, self.build.decoder.inner
+        with session.layer("mlp"):
+            gate, up = split(session, self.product(x), (inner, inner))
+            return self.down(mul(session, up, activated(self.build, "activation_fn", gate)))

@@ -1,0 +1,136 @@
+"""`decoder_trace` builds the modelled trace of one training iteration of a decoder-only transformer."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.columns import LARGEST
+from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
+from simgpu.version import __version__
+from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.iteration import iteration
+from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.lowering.priced import trace_of_tape
+from simgpu.workloads.timemodel.formats import model_notes
+from simgpu.workloads.timemodel.model import time_model
+
+#: Number formats of weights and activations.
+DTYPES = ("bfloat16", "float16", "float32")
+#: Larger batches and lengths are typing errors and may overflow the time model.
+_MOST = 2**40
+
+
+class AttentionForm(StrEnum):
+    """Implementations of attention in transformers."""
+
+    SDPA = "sdpa"  # PyTorch's fused operator, the default
+    EAGER = "eager"  # products, softmax and mask, one after another
+
+
+def decoder_trace(
+    decoder: Decoder,
+    *,
+    batch: int,
+    length: int,
+    gpu: GpuSpec,
+    dtype: str = "bfloat16",
+    attention: str = "sdpa",
+    optimizer: str = "adamw",
+) -> Trace:
+    """One training iteration of a decoder, with the kernels that PyTorch runs for the modules of transformers 4.51.
+
+    batch: samples. length: tokens in each. dtype: of weights, gradients, optimizer state and activations, one of
+    `DTYPES`. attention: a value of `AttentionForm`. optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
+    The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
+    holds the logits and the loss to the end of the iteration.
+    Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
+    the GPU's description lacks values that the time model needs.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.workloads.decoders.config import decoder_of
+    >>> gpt2 = decoder_of({"model_type": "gpt2"})
+    >>> trace = decoder_trace(gpt2, batch=1, length=1024, gpu=load_node("h100").gpu)
+    >>> sum(block.bytes for block in trace.blocks if block.kind.value == "weight") // 2
+    124439808
+    """
+    fused = fused_kernel(gpu.architecture, dtype, decoder.head_width)
+    problems = _problems(decoder, batch, length, gpu, dtype, attention, optimizer, fused)
+    if problems:
+        raise InputError(problems)
+    info = TraceInfo(
+        model=decoder.name,
+        batch=batch,
+        device=gpu.name,
+        dtype=dtype,
+        origin=Origin.MODELLED,
+        tool=f"simgpu zoo {__version__}",
+        notes=" ".join((_notes(decoder, length, attention, optimizer), *model_notes(gpu, [dtype]))),
+        output=OutputLife.HELD,
+        compute=dtype,
+    )
+    operator = fused if attention == AttentionForm.SDPA else None
+    session = iteration(
+        decoder, batch=batch, length=length, dtype=dtype, fused=operator, optimizer=Optimizer(optimizer)
+    )
+    trace = trace_of_tape(session.tape, time_model(gpu), info, decoder.name)
+    if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
+        what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
+        raise InputError.single("", "batch and length", what, "give a smaller batch or length")
+    return trace
+
+
+def _problems(
+    decoder: Decoder,
+    batch: int,
+    length: int,
+    gpu: GpuSpec,
+    dtype: str,
+    attention: str,
+    optimizer: str,
+    fused: str | None,
+) -> list[Problem]:
+    problems = [
+        Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
+        for place, value, known in (
+            ("dtype", dtype, list(DTYPES)),
+            ("attention", attention, [str(each) for each in AttentionForm]),
+            ("optimizer", optimizer, [str(each) for each in Optimizer]),
+        )
+        if value not in known
+    ]
+    for place, value in (("batch", batch), ("length", length)):
+        if not 1 <= value <= _MOST:
+            problems.append(Problem("", place, f"{value} is not a number from 1 to {_MOST}", "give at least 1"))
+    if decoder.rotary_width == 0 and length > decoder.positions:
+        what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
+        problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
+    if decoder.window is not None and length >= decoder.window:
+        what = f"from {decoder.window} tokens on, transformers masks a sliding window, which is not modelled"
+        remedy = "give a smaller length, or set sliding_window to null in the configuration"
+        problems.append(Problem("", "length", what, remedy))
+    if not problems and attention == AttentionForm.SDPA and fused is None:
+        what = f"{gpu.name} has no fused attention for {dtype} and heads of {decoder.head_width} values"
+        problems.append(Problem("", "attention", what, "give eager, or another dtype or GPU"))
+    return problems
+
+
+_OPTIMIZERS = {
+    Optimizer.SGD: "SGD with momentum",
+    Optimizer.PLAIN_SGD: "SGD without momentum",
+    Optimizer.ADAM: "Adam",
+    Optimizer.ADAMW: "AdamW",
+    Optimizer.ADAMW_FUSED: "fused AdamW",
+}
+
+
+def _notes(decoder: Decoder, length: int, attention: str, optimizer: str) -> str:
+    return (
+        f"{decoder.family} from its configuration, {length} tokens a sample, {attention} attention, updated by "
+        f"{_OPTIMIZERS[Optimizer(optimizer)]}. Kernels and saved tensors as PyTorch runs the modules of transformers "
+        "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
+        "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
+        "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
+    )

@@ -1,0 +1,234 @@
+"""Parts that several decoders share: normalization, activations, rotary positions, attention of separate heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.eager.attention import attention
+from simgpu.workloads.eager.normalization import layer_norm
+from simgpu.workloads.eager.pointwise import (
+    activation,
+    add,
+    add_number,
+    cast,
+    cat,
+    elementwise,
+    mean,
+    mul,
+    neg,
+    power,
+    relu,
+    rsqrt,
+    scale,
+    tanh,
+)
+from simgpu.workloads.eager.products import linear, product
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What the parts of one decoder share.
+
+    dtype: of the weights and of what is computed from them. fused: the operator for attention, a result of
+    `simgpu.workloads.eager.attention.fused_kernel`.
+    """
+
+    session: Session
+    decoder: Decoder
+    dtype: str
+    fused: str
+
+    def weight(self, name: str, *shape: int) -> Tensor:
+        """A weight of the current layer."""
+        return self.session.weight(name, shape, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer whose weights exist."""
+
+    build: Build
+    name: str
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @classmethod
+    def create(cls, build: Build, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
+        """Creates the weights, (outputs, inputs) and (outputs,)."""
+        with build.session.layer(name):
+            return cls(
+                build, name, build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
+            )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self.build.session.layer(self.name):
+            return linear(self.build.session, x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Normalization by the root mean square in float32, as each model's own module computes it.
+
+    added_one: Gemma's, which scales by one plus the weight in float32, before it returns to the weight's format.
+    """
+
+    build: Build
+    name: str
+    weight: Tensor
+    added_one: bool = False
+
+    @classmethod
+    def create(cls, build: Build, name: str, width: int, added_one: bool = False) -> RmsNorm:
+        """Creates the weight."""
+        with build.session.layer(name):
+            return cls(build, name, build.weight("weight", width), added_one)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        session = self.build.session
+        with session.layer(self.name):
+            wide = cast(session, x, "float32")
+            variance = mean(session, power(session, wide))
+            normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
+            if not self.added_one:
+                return mul(session, self.weight, cast(session, normal, x.dtype))
+            factor = add_number(session, cast(session, self.weight, "float32"))
+            return cast(session, mul(session, normal, factor), x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalization with weight and bias."""
+
+    build: Build
+    name: str
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def create(cls, build: Build, name: str, width: int) -> LayerNorm:
+        """Creates weight and bias."""
+        with build.session.layer(name):
+            return cls(build, name, build.weight("weight", width), build.weight("bias", width))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self.build.session.layer(self.name):
+            return layer_norm(self.build.session, x, self.weight, self.bias)
+
+
+def activated(build: Build, name: str, x: Tensor) -> Tensor:
+    """The activation function of the feed-forward part. name: of its module."""
+    session = build.session
+    with session.layer(name):
+        match build.decoder.activation:
+            case "gelu_new":
+                return _gelu_new(session, x)
+            case "gelu_fast":
+                return _gelu_fast(session, x)
+            case "relu":
+                return relu(session, x)
+            case one_kernel:
+                return activation(session, one_kernel, x)
+
+
+def _gelu_new(session: Session, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a (x + b x^3))), one kernel for each operation."""
+    half = scale(session, x)
+    inner = scale(session, add(session, x, scale(session, power(session, x))))
+    return mul(session, half, add_number(session, tanh(session, inner)))
+
+
+def _gelu_fast(session: Session, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a x (1 + b x x))), one kernel for each operation."""
+    half = scale(session, x)
+    first = scale(session, x)
+    second = add_number(session, mul(session, scale(session, x), x))
+    return mul(session, half, add_number(session, tanh(session, mul(session, first, second))))
+
+
+def token_positions(build: Build, length: int) -> Tensor:
+    """The numbers of the tokens, (1, length), counted in every iteration."""
+    (numbers,) = build.session.run("arange", (), (((length,), "int64"),))
+    return numbers.seen((1, length))
+
+
+def rotary_angles(build: Build, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration."""
+    session, half = build.session, build.decoder.rotary_width // 2
+    with session.layer("rotary_emb"):
+        name = f"{session.tape.layer}.inv_freq"
+        frequencies = session.constant(name, (1, half, 1), "float32", BlockKind.OTHER)
+        return _angles(build, frequencies, positions.seen((1, 1, positions.shape[1])))
+
+
+def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    session = build.session
+    angles = product(session, "bmm", frequencies, cast(session, positions, "float32"))
+    turned = transpose(session, angles, 1, 2)
+    both = cat(session, (turned, turned))
+    results = [scale(session, elementwise(session, op, both)) for op in ("cos", "sin")]
+    session.keep((positions, angles, both, *results))
+    cosines, sines = (cast(session, each, build.dtype) for each in results)
+    return cosines, sines
+
+
+def rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Heads (batch, heads, tokens, width) with their pairs of values rotated."""
+    half = x.shape[-1] // 2
+    plain = mul(session, x, cosines)
+    first, second = sliced(session, x, 0, half), sliced(session, x, half, 2 * half)
+    turned = cat(session, (neg(session, second), first))
+    return add(session, plain, mul(session, turned, sines))
+
+
+def partly_rotated(
+    build: Build, pair: tuple[Tensor, Tensor], cosines: Tensor, sines: Tensor, *, together: bool
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the first part of each head rotated, joined with the rest, which may be empty.
+
+    together: whether both are rotated before either is joined.
+    """
+    session, rotary = build.session, build.decoder.rotary_width
+    parts = [(sliced(session, x, 0, rotary), sliced(session, x, rotary, x.shape[-1])) for x in pair]
+    if together:
+        turned = [rotated(session, first, cosines, sines) for first, _ in parts]
+        query, key = (cat(session, (first, rest)) for first, (_, rest) in zip(turned, parts, strict=True))
+    else:
+        query, key = (cat(session, (rotated(session, first, cosines, sines), rest)) for first, rest in parts)
+    return query, key
+
+
+def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = None) -> Tensor:
+    """(batch, tokens, heads x width) as (batch, heads, tokens, width), each head normalized if `norm` is given."""
+    batch, tokens, total = x.shape
+    heads = reshape(session, x, (batch, tokens, total // width, width))
+    return transpose(session, heads if norm is None else norm(heads), 1, 2)
+
+
+def attended(build: Build, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of heads: (batch, tokens, heads x width).
+
+    Keys and values are repeated for each group of query heads, and all three copied to be contiguous, as in
+    ``sdpa_attention_forward`` of transformers 4.51.
+    """
+    session = build.session
+    key, value = (_repeated(session, x, build.decoder.groups) for x in (key, value))
+    query, key, value = (contiguous(session, x) for x in (query, key, value))
+    result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout)
+    batch, heads, tokens, width = result.shape
+    joined = contiguous(session, transpose(session, result, 1, 2))
+    return reshape(session, joined, (batch, tokens, heads * width))
+
+
+def _repeated(session: Session, x: Tensor, times: int) -> Tensor:
+    if times == 1:
+        return x
+    batch, heads, tokens, width = x.shape
+    shape: Sizes = (batch, heads, times, tokens, width)
+    return reshape(session, expand(session, unsqueeze(session, x, 2), shape), (batch, heads * times, tokens, width))
+

@@ -1,0 +1,105 @@
+"""Fused attention as PyTorch runs it on CUDA: flash, or memory-efficient for numbers that flash does not support.
+
+The same conditions and results as in the recorder's model of attention. Neither stores the scores; backward computes
+them again. Masked attention is not fused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from simgpu.workloads.eager.pointwise import only
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.work import gemm
+from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
+
+#: Architectures that flash attention supports, with half-precision numbers only.
+_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
+_HALF = ("float16", "bfloat16")
+#: The widest heads that flash attention supports, and the number that their width is a multiple of without padding.
+_WIDEST, _FLASH_WIDTH = 256, 8
+#: Memory-efficient attention rounds the number of stored sums up to this (``attention.cu``).
+_ROWS = 32
+
+
+def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None:
+    """The fused operator for causal attention without a mask, ``flash`` or ``efficient``; None if there is none.
+
+    width: of a head.
+
+    >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64), fused_kernel("volta", "bfloat16", 64)
+    ('flash', 'efficient', None)
+    """
+    has_flash = architecture in _FLASH
+    if has_flash and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
+        return "flash"
+    on_tensor_cores = has_flash or (architecture in ("volta", "turing") and dtype in _HALF)
+    step = (128 // (16 if dtype in _HALF else 32)) if on_tensor_cores else 1
+    if width % step or (dtype == "bfloat16" and not has_flash):
+        return None
+    return "efficient"
+
+
+def attention(session: Session, kind: str, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Causal attention of (batch, heads, tokens, width) tensors with equal numbers of heads. kind: as `fused_kernel`."""
+    op = f"_scaled_dot_product_{kind}_attention"
+    batch, heads, tokens, _ = query.shape
+    if kind == "flash":
+        sums = (batch, heads, tokens)
+        random = (((2,), "uint64"), ((), "uint64"))
+    else:
+        sums = (batch, heads, ceil(tokens / _ROWS) * _ROWS)
+        random = (((), "int64"), ((), "int64"))
+    inputs = (query, key, value)
+    strides = query.strides if kind == "flash" else _tokens_first(query.shape)
+    results = ((query.shape, query.dtype), (sums, "float32"), *random)
+    created = session.run(op, inputs, results, strides=strides, operations=_forward(*inputs), pure=not dropout)
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        grad = only(grads)
+        reads = (grad, *inputs, *created)
+        shapes = [(x.shape, x.dtype) for x in inputs]
+        work = _backward(grad, *inputs)
+        return session.run(f"{op}_backward", reads, shapes, strides=strides, operations=work)
+
+    session.record(created[:1], inputs, backward, (*inputs, *created))
+    return created[0]
+
+
+def _tokens_first(shape: Sizes) -> Sizes:
+    """Strides of (batch, heads, tokens, width) stored as (batch, tokens, heads, width)."""
+    _, heads, tokens, width = shape
+    return heads * tokens * width, width, heads * width, 1
+
+
+def _shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[GemmShape, GemmShape]:
+    """The products of queries with keys, and of their softmax with values."""
+    batch, heads, tokens, width = query.shape
+    count = batch * heads
+    return GemmShape(tokens, key.shape[2], width, count), GemmShape(tokens, value.shape[3], key.shape[2], count)
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Operation, ...]:
+    scores, values = _shapes(query, key, value)
+    return (
+        gemm(scores, query.bytes + key.bytes, query.count, query.dtype, Direction.FORWARD),
+        gemm(values, value.bytes + query.bytes, query.count, query.dtype, Direction.FORWARD),
+    )
+
+
+def _backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Operation, ...]:
+    """Recomputed scores, then the gradients of values, scores, queries and keys."""
+    scores, values = _shapes(query, key, value)
+    products = (
+        (scores, query.bytes + key.bytes, query),
+        (GemmShape(scores.n, values.n, scores.m, scores.count), grad.bytes + value.bytes, value),
+        (GemmShape(scores.m, scores.n, values.n, scores.count), value.bytes, query),
+        (GemmShape(scores.m, scores.k, scores.n, scores.count), query.bytes, query),
+        (GemmShape(scores.n, scores.k, scores.m, scores.count), key.bytes, key),
+    )
+    return tuple(
+        gemm(shape, moved, result.count, query.dtype, Direction.BACKWARD_DATA) for shape, moved, result in products
+    )

@@ -1,0 +1,62 @@
+"""Layer normalization, softmax and the cross-entropy loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simgpu.workloads.eager.pointwise import cast, only
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import contiguous, reshape
+
+_Grads = Sequence[Tensor | None]
+
+
+def layer_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Over the last dimension; saves its input, and a mean and an inverse deviation per row in float32."""
+    rows = (*x.shape[:-1], 1)
+    results = ((x.shape, x.dtype), (rows, "float32"), (rows, "float32"))
+    y, *statistics = session.run("native_layer_norm", (x, weight, bias), results)
+
+    def backward(grads: _Grads) -> _Grads:
+        created = ((x.shape, x.dtype), (weight.shape, weight.dtype), (bias.shape, bias.dtype))
+        return session.run("native_layer_norm_backward", (only(grads), x, *statistics, weight, bias), created)
+
+    session.record((y,), (x, weight, bias), backward, (x, *statistics))
+    return y
+
+
+def softmax(session: Session, x: Tensor, op: str = "_softmax") -> Tensor:
+    """Softmax, or its logarithm, over the last dimension; saves its result."""
+    (y,) = session.run(op, (x,), ((x.shape, x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        return session.run(f"{op}_backward_data", (only(grads), y), ((x.shape, x.dtype),))
+
+    session.record((y,), (x,), backward, (y,))
+    return y
+
+
+def next_token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each token's logits with the next token's label, in float32.
+
+    As ``ForCausalLMLoss`` of transformers: the labels are shifted and padded, not the logits.
+    """
+    scores = cast(session, logits, "float32")
+    batch, length = labels.shape
+    (padded,) = session.run("constant_pad_nd", (labels,), (((batch, length + 1), labels.dtype),))
+    shifted = contiguous(session, padded.seen(labels.shape, (length + 1, 1)))
+    logarithms = softmax(session, reshape(session, scores, (batch * length, logits.shape[-1])), "_log_softmax")
+    target = shifted.seen((batch * length,))
+    session.keep((scores, padded))
+    results = (((), "float32"), ((), "float32"))
+    loss, weight = session.run("nll_loss_forward", (logarithms, target), results, priced=(target,))
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        result = ((logarithms.shape, logarithms.dtype),)
+        reads = (grad, logarithms, target, weight)
+        return session.run("nll_loss_backward", reads, result, priced=(grad, target, weight))
+
+    session.record((loss,), (logarithms,), backward, (logarithms, target, weight))
+    return loss

@@ -1,0 +1,193 @@
+"""Elementwise operators, copies and reductions, with what autograd saves (``derivatives.yaml``) and computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes, broadcast, elementwise_strides, is_dense
+from simgpu.workloads.eager.tensor import Tensor
+
+_Grads = Sequence[Tensor | None]
+
+
+def elementwise(session: Session, op: str, *operands: Tensor, dtype: str | None = None) -> Tensor:
+    """Runs an elementwise operator without a place in autograd's graph. dtype: of the result, by default promoted."""
+    shape = broadcast(*(x.shape for x in operands))
+    strides = elementwise_strides(shape, [(x.shape, x.strides) for x in operands])
+    (result,) = session.run(op, operands, ((shape, dtype or _promoted(operands)),), strides=strides)
+    return result
+
+
+def _promoted(operands: Sequence[Tensor]) -> str:
+    formats = {x.dtype for x in operands if x.shape} or {x.dtype for x in operands}
+    return "float32" if len(formats) > 1 else formats.pop()
+
+
+def only(grads: _Grads) -> Tensor:
+    """The gradient of an operator with one result."""
+    (grad,) = grads
+    assert grad is not None
+    return grad
+
+
+def add(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """The sum; saves nothing, and both gradients are that of the result."""
+    result = elementwise(session, "add", first, second)
+    session.record((result,), (first, second), lambda grads: (only(grads), only(grads)))
+    return result
+
+
+def add_number(session: Session, x: Tensor) -> Tensor:
+    """Adds a number; saves nothing."""
+    result = elementwise(session, "add", x)
+    session.record((result,), (x,), lambda grads: (only(grads),))
+    return result
+
+
+def scale(session: Session, x: Tensor, op: str = "mul") -> Tensor:
+    """Multiplies or divides by a number; saves nothing."""
+    result = elementwise(session, op, x)
+    session.record((result,), (x,), lambda grads: (elementwise(session, op, only(grads)),))
+    return result
+
+
+def mul(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """The product; saves each factor that the other's gradient needs. The second's gradient is computed first."""
+    result = elementwise(session, "mul", first, second)
+    saved = [x for x, other in ((first, second), (second, first)) if other.node is not None]
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        of_second = elementwise(session, "mul", grad, first) if second.node is not None else None
+        of_first = elementwise(session, "mul", grad, second) if first.node is not None else None
+        return of_first, of_second
+
+    session.record((result,), (first, second), backward, saved)
+    return result
+
+
+def power(session: Session, x: Tensor) -> Tensor:
+    """A power above 1, as ``pow(2)``; saves its input. Backward multiplies the power below it."""
+    result = elementwise(session, "pow", x)
+
+    def backward(grads: _Grads) -> _Grads:
+        below = elementwise(session, "pow", x)
+        factor = elementwise(session, "mul", below)
+        total = elementwise(session, "mul", only(grads), factor)
+        session.keep((below, factor))
+        return (total,)
+
+    session.record((result,), (x,), backward, (x,))
+    return result
+
+
+def rsqrt(session: Session, x: Tensor) -> Tensor:
+    """The inverse square root; saves its result."""
+    result = elementwise(session, "rsqrt", x)
+
+    def backward(grads: _Grads) -> _Grads:
+        cube = elementwise(session, "pow", result)
+        half = elementwise(session, "mul", only(grads))
+        total = elementwise(session, "mul", half, cube)
+        return (total,)
+
+    session.record((result,), (x,), backward, (result,))
+    return result
+
+
+def neg(session: Session, x: Tensor) -> Tensor:
+    """The negative; saves nothing."""
+    result = elementwise(session, "neg", x)
+    session.record((result,), (x,), lambda grads: (elementwise(session, "neg", only(grads)),))
+    return result
+
+
+def tanh(session: Session, x: Tensor) -> Tensor:
+    """Saves its result."""
+    result = elementwise(session, "tanh", x)
+    session.record((result,), (x,), lambda grads: (elementwise(session, "tanh_backward", only(grads), result),), (result,))
+    return result
+
+
+def relu(session: Session, x: Tensor) -> Tensor:
+    """Saves its result."""
+    result = elementwise(session, "relu", x)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (elementwise(session, "threshold_backward", only(grads), result),)
+
+    session.record((result,), (x,), backward, (result,))
+    return result
+
+
+def activation(session: Session, op: str, x: Tensor) -> Tensor:
+    """``silu`` or ``gelu``: one kernel that saves its input."""
+    result = elementwise(session, op, x)
+    session.record((result,), (x,), lambda grads: (elementwise(session, f"{op}_backward", only(grads), x),), (x,))
+    return result
+
+
+def dropout(session: Session, x: Tensor, rate: float) -> Tensor:
+    """Draws a mask of one byte per value, which it saves; nothing happens at rate 0."""
+    if not rate:
+        return x
+    strides = elementwise_strides(x.shape, [(x.shape, x.strides)])
+    results = ((x.shape, x.dtype), (x.shape, "bool"))
+    y, mask = session.run("native_dropout", (x,), results, strides=strides, pure=False)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (elementwise(session, "native_dropout_backward", only(grads), mask, dtype=x.dtype),)
+
+    session.record((y,), (x,), backward, (mask,))
+    return y
+
+
+def mean(session: Session, x: Tensor) -> Tensor:
+    """The mean along the last dimension, which becomes 1; saves nothing. Backward divides the repeated gradient."""
+    (result,) = session.run("mean", (x,), (((*x.shape[:-1], 1), x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        repeated = grad.seen(x.shape, (*grad.strides[:-1], 0))
+        return (elementwise(session, "div", repeated),)
+
+    session.record((result,), (x,), backward)
+    return result
+
+
+def cast(session: Session, x: Tensor, dtype: str) -> Tensor:
+    """The values in another number format; saves nothing. Nothing happens if they have it."""
+    if x.dtype == dtype:
+        return x
+    result = _copy(session, "_to_copy", x, dtype)
+    session.record((result,), (x,), lambda grads: (_copy(session, "_to_copy", only(grads), x.dtype),))
+    return result
+
+
+def _copy(session: Session, op: str, x: Tensor, dtype: str) -> Tensor:
+    dense = is_dense(x.shape, x.strides)
+    strides = x.strides if dense else elementwise_strides(x.shape, [(x.shape, x.strides)])
+    (result,) = session.run(op, (x,), ((x.shape, dtype),), strides=strides)
+    return result
+
+
+def clone(session: Session, x: Tensor) -> Tensor:
+    """A contiguous copy; saves nothing."""
+    (result,) = session.run("clone", (x,), ((x.shape, x.dtype),))
+    session.record((result,), (x,), lambda grads: (only(grads),))
+    return result
+
+
+def cat(session: Session, parts: Sequence[Tensor]) -> Tensor:
+    """Joins tensors along the last dimension; saves nothing. The gradients are views of that of the result."""
+    widths = [x.shape[-1] for x in parts]
+    shape: Sizes = (*parts[0].shape[:-1], sum(widths))
+    (result,) = session.run("cat", parts, ((shape, parts[0].dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        return [grad.seen((*shape[:-1], width), grad.strides) for width in widths]
+
+    session.record((result,), parts, backward)
+    return result

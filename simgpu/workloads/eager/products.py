@@ -1,0 +1,115 @@
+"""Matrix products: linear layers, batches of products, and embeddings, as PyTorch runs them on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from simgpu.workloads.eager.pointwise import only
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import reshape, transpose
+from simgpu.workloads.eager.work import gemm
+from simgpu.workloads.timemodel.operation import Direction, GemmShape
+
+_Grads = Sequence[Tensor | None]
+
+
+def linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``)."""
+    rows: Sizes = (prod(x.shape[:-1]), x.shape[-1])
+    if bias is None:
+        turned = transpose(session, weight, 0, 1)
+        result = _mm(session, reshape(session, x, rows), turned)
+    else:
+        flat = reshape(session, x, rows)
+        result = _addmm(session, bias, flat, transpose(session, weight, 0, 1))
+    return reshape(session, result, (*x.shape[:-1], weight.shape[0]))
+
+
+def transposed_linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The product with a (width, features) weight, GPT-2's ``Conv1D``."""
+    result = _addmm(session, bias, reshape(session, x, (prod(x.shape[:-1]), x.shape[-1])), weight)
+    return reshape(session, result, (*x.shape[:-1], weight.shape[1]))
+
+
+def product(session: Session, op: str, a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
+    """Runs one product of matrices, or of batches of matrices, without a place in autograd's graph."""
+    shape = GemmShape(a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if len(a.shape) > 2 else 1)
+    size: Sizes = (*a.shape[:-1], b.shape[-1])
+    reads = (a, b) if added is None else (added, a, b)
+    moved = sum(x.bytes for x in reads) + prod(size) * (a.bytes // max(a.count, 1))
+    direction = Direction.BACKWARD_DATA if session.in_backward else Direction.FORWARD
+    operation = gemm(shape, moved, prod(size), a.dtype, direction)
+    return session.run(op, reads, ((size, a.dtype),), operations=(operation,))[0]
+
+
+def _turned(x: Tensor) -> Tensor:
+    """The last two dimensions swapped, outside autograd's graph."""
+    return x.seen(
+        (*x.shape[:-2], x.shape[-1], x.shape[-2]), (*x.strides[:-2], x.strides[-1], x.strides[-2])
+    )
+
+
+def _of_second(session: Session, first: Tensor, second: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a product's second factor, laid out as the factor is (``mm_mat2_backward``)."""
+    if second.strides[0] == 1 and second.strides[1] == second.shape[0]:
+        return _turned(product(session, "mm", _turned(grad), first))
+    return product(session, "mm", _turned(first), grad)
+
+
+def _mm(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """The product of two matrices; saves each factor that the other's gradient needs."""
+    result = product(session, "mm", first, second)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        of_second = _of_second(session, first, second, grad) if second.node is not None else None
+        of_first = product(session, "mm", grad, _turned(second)) if first.node is not None else None
+        return of_first, of_second
+
+    session.record((result,), (first, second), backward, (first, second))
+    return result
+
+
+def _addmm(session: Session, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """A product with a bias added to every row; the engine sums the bias's gradient over the rows."""
+    result = product(session, "addmm", first, second, bias)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        of_first = product(session, "mm", grad, _turned(second)) if first.node is not None else None
+        of_second = _of_second(session, first, second, grad) if second.node is not None else None
+        return grad, of_first, of_second
+
+    session.record((result,), (bias, first, second), backward, (first, second))
+    return result
+
+
+def batched_product(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """``matmul`` of (batch, heads, rows, depth) and (batch, heads, depth, columns): one product per head."""
+    batch: Sizes = first.shape[:2]
+    a, b = (reshape(session, x, (prod(batch), *x.shape[2:])) for x in (first, second))
+    result = product(session, "bmm", a, b)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        of_second = product(session, "bmm", _turned(a), grad) if b.node is not None else None
+        of_first = product(session, "bmm", grad, _turned(b)) if a.node is not None else None
+        return of_first, of_second
+
+    session.record((result,), (a, b), backward, (a, b))
+    return reshape(session, result, (*batch, first.shape[2], second.shape[3]))
+
+
+def embedding(session: Session, indices: Tensor, table: Tensor) -> Tensor:
+    """Rows of a table; saves the indices."""
+    width = table.shape[-1]
+    (result,) = session.run("embedding", (table, indices), (((*indices.shape, width), table.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        return session.run("embedding_dense_backward", (only(grads), indices), ((table.shape, table.dtype),))
+
+    session.record((result,), (table,), backward, (indices,))
+    return result

@@ -1,0 +1,112 @@
+"""`Session` runs operators: it allocates their results, puts their kernels on a tape and notes their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.eager.strides import Sizes, contiguous_strides
+from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
+from simgpu.workloads.eager.work import work_of
+from simgpu.workloads.lowering.tape import Tape
+from simgpu.workloads.timemodel.operation import Operation
+
+_FLOATS = frozenset(("float32", "float16", "bfloat16"))
+
+
+@dataclass(slots=True)
+class Session:
+    """One iteration of a model whose operators run one after another.
+
+    weights: in the order of creation, each with the layer that owns it. nodes: number of backward functions so far.
+    """
+
+    tape: Tape = field(default_factory=Tape)
+    weights: list[Tensor] = field(default_factory=list)
+    nodes: int = 0
+    _path: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def layer(self, name: str) -> Iterator[None]:
+        """Inside the context, kernels belong to this module of the current one."""
+        before = self.tape.layer
+        self._path.append(name)
+        self.tape.layer = ".".join(self._path)
+        yield
+        self._path.pop()
+        self.tape.layer = before
+
+    def weight(self, name: str, shape: Sizes, dtype: str) -> Tensor:
+        """A trained weight of the current layer."""
+        value = self.tape.constant(f"{self.tape.layer}.{name}", shape, BlockKind.WEIGHT, dtype)
+        result = Tensor(value.block, shape, contiguous_strides(shape))
+        result.node = Node(0, (), (), lambda grads: (), self.tape.layer, weight=result)
+        self.weights.append(result)
+        return result
+
+    def constant(self, name: str, shape: Sizes, dtype: str, kind: BlockKind) -> Tensor:
+        """A tensor that exists before the iteration and is not trained."""
+        return Tensor(self.tape.constant(name, shape, kind, dtype).block, shape, contiguous_strides(shape))
+
+    def run(
+        self,
+        op: str,
+        reads: Sequence[Tensor],
+        results: Sequence[tuple[Sizes, str]],
+        *,
+        strides: Sizes | None = None,
+        operations: Sequence[Operation] = (),
+        priced: Sequence[Tensor] | None = None,
+        pure: bool = True,
+    ) -> list[Tensor]:
+        """Runs an operator that creates new tensors.
+
+        results: shape and number format of each. strides: of those that have the first one's shape; contiguous by
+        default.
+        operations: its work; by default what `work_of` derives from `priced`, the operands that it reads completely.
+        """
+        tape = self.tape
+        created = []
+        for place, (shape, dtype) in enumerate(results):
+            value = tape.new(f"{tape.layer}:{op}", shape, self._kind(place, dtype), dtype)
+            own = strides if strides is not None and shape == results[0][0] else contiguous_strides(shape)
+            created.append(Tensor(value.block, shape, own))
+        work = operations or (work_of(op, reads if priced is None else priced, created, self.in_backward),)
+        tape.launch_blocks(op, work, [x.block for x in reads], [x.block for x in created], pure=pure)
+        return created
+
+    def run_in_place(self, op: str, target: Tensor, others: Sequence[Tensor] = ()) -> None:
+        """Runs an operator that changes `target`."""
+        work = work_of(op, (target, *others), (target,), self.in_backward)
+        self.tape.launch_blocks(op, (work,), [x.block for x in (target, *others)], [target.block])
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the backward pass runs."""
+        return self.tape.phase is Phase.BACKWARD
+
+    def _kind(self, place: int, dtype: str) -> BlockKind:
+        if self.in_backward:
+            return BlockKind.GRADIENT if dtype in _FLOATS else BlockKind.OTHER
+        return BlockKind.ACTIVATION if place == 0 and dtype in _FLOATS else BlockKind.OTHER
+
+    def record(
+        self, results: Sequence[Tensor], inputs: Sequence[Tensor], backward: NodeBackward, saved: Sequence[Tensor] = ()
+    ) -> None:
+        """Notes the backward of an operator, if one of its inputs needs a gradient.
+
+        inputs: those that may need a gradient, in the order of what `backward` returns. saved: what autograd keeps.
+        """
+        if self.in_backward or all(x.node is None for x in inputs):
+            return
+        self.nodes += 1
+        node = Node(self.nodes, tuple(inputs), tuple(saved), backward, self.tape.layer, len(results))
+        for slot, result in enumerate(results):
+            result.node, result.slot = node, slot
+
+    def keep(self, *groups: Sequence[Tensor | None]) -> None:
+        """Frees these tensors no earlier than after the latest kernel."""
+        self.tape.keep_blocks([x.block for x in chain.from_iterable(groups) if x is not None])

@@ -1,0 +1,118 @@
+"""Views: the same memory in another shape. They have no kernel, but their backward may copy, pad or sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from simgpu.workloads.eager.pointwise import clone
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes, contiguous_strides, view_strides
+from simgpu.workloads.eager.tensor import NodeBackward, Tensor
+
+
+def reshape(session: Session, x: Tensor, shape: Sizes) -> Tensor:
+    """The values in another shape: a view, or a contiguous copy where no view is possible."""
+    strides = view_strides(x.shape, x.strides, shape)
+    if strides is None:
+        return reshape(session, clone(session, x), shape)
+    return _view(session, x, shape, strides, lambda grads: (reshape(session, _given(grads), x.shape),))
+
+
+def unsqueeze(session: Session, x: Tensor, dimension: int) -> Tensor:
+    """A new dimension of size 1 before the given one."""
+    shape = (*x.shape[:dimension], 1, *x.shape[dimension:])
+    step = x.shape[dimension] * x.strides[dimension] if dimension < len(x.shape) else 1
+    strides = (*x.strides[:dimension], step, *x.strides[dimension:])
+    return _view(session, x, shape, strides, lambda grads: (_squeezed(_given(grads), dimension),))
+
+
+def _squeezed(x: Tensor, dimension: int) -> Tensor:
+    return x.seen(
+        (*x.shape[:dimension], *x.shape[dimension + 1 :]), (*x.strides[:dimension], *x.strides[dimension + 1 :])
+    )
+
+
+def transpose(session: Session, x: Tensor, first: int, second: int) -> Tensor:
+    """Two dimensions swapped."""
+    return _view(
+        session,
+        x,
+        _swapped(x.shape, first, second),
+        _swapped(x.strides, first, second),
+        lambda grads: (transpose(session, _given(grads), first, second),),
+    )
+
+
+def _swapped(sizes: Sizes, first: int, second: int) -> Sizes:
+    order = list(sizes)
+    order[first], order[second] = order[second], order[first]
+    return tuple(order)
+
+
+def sliced(session: Session, x: Tensor, begin: int, end: int) -> Tensor:
+    """Part of the last dimension. Backward copies the gradient into zeros of full size."""
+    if (begin, end) == (0, x.shape[-1]):
+        return x
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
+
+    return _view(session, x, (*x.shape[:-1], end - begin), x.strides, backward)
+
+
+def split(session: Session, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """The last dimension in parts of these widths. Backward concatenates the gradients."""
+    parts = tuple(Tensor(x.block, (*x.shape[:-1], width), x.strides, is_view=True) for width in widths)
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("cat", [_given((grad,)) for grad in grads], ((x.shape, x.dtype),))
+
+    session.record(parts, (x,), backward)
+    return parts
+
+
+def expand(session: Session, x: Tensor, shape: Sizes) -> Tensor:
+    """Dimensions of size 1 repeated without a copy. Backward sums over them."""
+    added = len(shape) - len(x.shape)
+    strides = tuple(
+        0 if place < added or x.shape[place - added] != side else x.strides[place - added]
+        for place, side in enumerate(shape)
+    )
+    return _view(session, x, shape, strides, lambda grads: (summed_to(session, _given(grads), x.shape),))
+
+
+def summed_to(session: Session, grad: Tensor, shape: Sizes) -> Tensor:
+    """A gradient summed over the dimensions along which a value of this shape was repeated."""
+    if grad.shape == shape:
+        return grad
+    added = len(grad.shape) - len(shape)
+    kept = tuple(
+        1 if place < added or shape[place - added] == 1 != side else side for place, side in enumerate(grad.shape)
+    )
+    (total,) = session.run("sum", (grad,), ((kept, grad.dtype),))
+    return total.seen(shape) if added else total
+
+
+def contiguous(session: Session, x: Tensor) -> Tensor:
+    """The tensor itself if contiguous, else a copy."""
+    return x if x.is_contiguous else clone(session, x)
+
+
+def narrow_parts(x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    """Views of parts of the last dimension, outside autograd's graph."""
+    ends = accumulate(widths)
+    return tuple(x.seen((*x.shape[:-1], width), x.strides) for width, _ in zip(widths, ends, strict=True))
+
+
+def _view(session: Session, x: Tensor, shape: Sizes, strides: Sizes | None, backward: NodeBackward) -> Tensor:
+    result = x.seen(shape, contiguous_strides(shape) if strides is None else strides)
+    session.record((result,), (x,), backward)
+    return result
+
+
+def _given(grads: Sequence[Tensor | None]) -> Tensor:
+    """The only gradient."""
+    (grad,) = grads
+    assert grad is not None
+    return grad
