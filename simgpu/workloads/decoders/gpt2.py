@@ -111,7 +111,7 @@ class _Layer:
         with session.layer("attn"):
             parts = split(session, joint(x), [decoder.width] * 3)
             query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
-            result = output(attended(self.build, query, key, value))
+            result = output(attended(self.build, query, key, value, None))
             with session.layer("resid_dropout"):
                 return dropout(session, result, decoder.dropout)
 

@@ -25,11 +25,12 @@ _MODELS: Mapping[str, Callable[[Build], Callable[[Tensor], Tensor]]] = MappingPr
 
 
 def iteration(
-    decoder: Decoder, *, batch: int, length: int, dtype: str, fused: str, optimizer: Optimizer
+    decoder: Decoder, *, batch: int, length: int, dtype: str, fused: str | None, optimizer: Optimizer
 ) -> Session:
     """One iteration of `batch` samples of `length` tokens; the loop holds the logits and the loss to the end.
 
-    dtype: of weights and activations. fused: as `simgpu.workloads.eager.attention.fused_kernel`.
+    dtype: of weights and activations. fused: the operator for attention, a result of
+    `simgpu.workloads.eager.attention.fused_kernel`; None for eager attention, which GPT-2 does not have here.
     """
     session = Session()
     tape = session.tape

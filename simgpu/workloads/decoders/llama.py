@@ -10,6 +10,7 @@ from simgpu.workloads.decoders.parts import (
     RmsNorm,
     activated,
     attended,
+    causal_mask,
     heads_of,
     partly_rotated,
     rotary_angles,
@@ -21,7 +22,8 @@ from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import sliced, split, unsqueeze
 
-_Angles = tuple[Tensor, Tensor]
+#: Cosines and sines of the rotary embedding, and the mask of eager attention.
+_Places = tuple[Tensor, Tensor, Tensor | None]
 
 
 class LlamaModel:
@@ -46,11 +48,13 @@ class LlamaModel:
         with session.layer("model"):
             with session.layer("embed_tokens"):
                 x = embedding(session, tokens, self.table)
-            angles = rotary_angles(self.build, token_positions(self.build, tokens.shape[1]))
+            positions = token_positions(self.build, tokens.shape[1])
+            mask = causal_mask(self.build, positions)
+            places = (*rotary_angles(self.build, positions), mask)
             if self.build.decoder.family == "gemma":
                 x = scale(session, x)
             for layer in self.layers:
-                x = layer(x, angles)
+                x = layer(x, places)
             x = self.norm(x)
         return self.head(x)
 
@@ -76,11 +80,11 @@ class _Layer:
             )
         return cls(build, name, attention, inner, (first, second))
 
-    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+    def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session, rate = self.build.session, self.build.decoder.dropout
         first, second = self.norms
         with session.layer(self.name):
-            x = add(session, x, dropout(session, self.attention(first(x), angles), rate))
+            x = add(session, x, dropout(session, self.attention(first(x), places), rate))
             return add(session, x, dropout(session, self.inner(second(x)), rate))
 
 
@@ -109,16 +113,17 @@ class _Attention:
                 norms = RmsNorm.create(build, "q_norm", head), RmsNorm.create(build, "k_norm", head)
         return cls(build, (query, key, value), output, norms)
 
-    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+    def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session, width = self.build.session, self.build.decoder.head_width
         with session.layer("self_attn"):
             norms = (*(self.norms or (None, None)), None)
             query, key, value = (
                 heads_of(session, product(x), width, norm) for product, norm in zip(self.products, norms, strict=True)
             )
+            *angles, mask = places
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = (rotated(session, each, cosines, sines) for each in (query, key))
-            return self.output(attended(self.build, query, key, value))
+            return self.output(attended(self.build, query, key, value, mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ class _FusedAttention:
             product = Linear.create(build, "qkv_proj", decoder.width, queries + 2 * keys, bias=False)
         return cls(build, product, output)
 
-    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+    def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         queries, keys = decoder.heads * decoder.head_width, decoder.key_heads * decoder.head_width
         with session.layer("self_attn"):
@@ -146,9 +151,10 @@ class _FusedAttention:
             bounds = (0, queries, queries + keys, queries + 2 * keys)
             parts = [sliced(session, joint, *bounds[place : place + 2]) for place in range(3)]
             query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
+            *angles, mask = places
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=False)
-            return self.output(attended(self.build, query, key, value))
+            return self.output(attended(self.build, query, key, value, mask))
 
 
 @dataclass(frozen=True, slots=True)

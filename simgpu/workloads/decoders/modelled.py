@@ -107,11 +107,14 @@ def _problems(
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
-    if decoder.window is not None and length >= decoder.window:
+    fuses = attention == AttentionForm.SDPA
+    if fuses and decoder.window is not None and length >= decoder.window:
         what = f"from {decoder.window} tokens on, transformers masks a sliding window, which is not modelled"
-        remedy = "give a smaller length, or set sliding_window to null in the configuration"
+        remedy = "give a smaller length or eager attention, or set sliding_window to null in the configuration"
         problems.append(Problem("", "length", what, remedy))
-    if not problems and attention == AttentionForm.SDPA and fused is None:
+    if not fuses and decoder.family == "gpt2":
+        problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
+    if not problems and fuses and fused is None:
         what = f"{gpu.name} has no fused attention for {dtype} and heads of {decoder.head_width} values"
         problems.append(Problem("", "attention", what, "give eager, or another dtype or GPU"))
     return problems

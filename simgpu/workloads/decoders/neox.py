@@ -10,6 +10,7 @@ from simgpu.workloads.decoders.parts import (
     Linear,
     activated,
     attended,
+    causal_mask,
     heads_of,
     partly_rotated,
     rotary_angles,
@@ -20,7 +21,8 @@ from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import split, unsqueeze
 
-_Angles = tuple[Tensor, Tensor]
+#: Cosines and sines of the rotary embedding, and the mask of eager attention.
+_Places = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,12 @@ class NeoxModel:
             with session.layer(names.table):
                 x = embedding(session, tokens, self.table)
             positions = token_positions(self.build, tokens.shape[1])
+            mask = causal_mask(self.build, positions)
             with session.layer(names.dropout):
                 x = dropout(session, x, self.build.decoder.embedding_dropout)
-            angles = rotary_angles(self.build, positions)
+            places = (*rotary_angles(self.build, positions), mask)
             for layer in self.layers:
-                x = layer(x, angles)
+                x = layer(x, places)
             x = self.norm(x)
         return self.head(x)
 
@@ -142,11 +145,11 @@ class _NeoxLayer:
                 dense = Linear.create(build, "dense", width, width, decoder.output_bias)
             return cls(build, name, (first, second), joint, dense, _Inner.create(build, _NEOX))
 
-    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+    def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         first, second = self.norms
         with session.layer(self.name):
-            branch = self._dropped("post_attention_dropout", self._attended(first(x), angles))
+            branch = self._dropped("post_attention_dropout", self._attended(first(x), places))
             if decoder.parallel:
                 inner = self._dropped("post_mlp_dropout", self.inner(second(x)))
                 return add(session, add(session, inner, branch), x)
@@ -157,14 +160,15 @@ class _NeoxLayer:
         with self.build.session.layer(name):
             return dropout(self.build.session, x, self.build.decoder.dropout)
 
-    def _attended(self, x: Tensor, angles: _Angles) -> Tensor:
+    def _attended(self, x: Tensor, places: _Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         with session.layer(_NEOX.attention):
             joint = heads_of(session, self.joint(x), 3 * decoder.head_width)
             query, key, value = split(session, joint, [decoder.head_width] * 3)
+            *angles, mask = places
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=True)
-            return self.dense(attended(self.build, query, key, value))
+            return self.dense(attended(self.build, query, key, value, mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +201,11 @@ class _PhiLayer:
                 LayerNorm.create(build, "input_layernorm", decoder.width),
             )
 
-    def __call__(self, x: Tensor, angles: _Angles) -> Tensor:
+    def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session = self.build.session
         with session.layer(self.name):
             normal = self.norm(x)
-            branch = self._dropped(self._attended(normal, angles))
+            branch = self._dropped(self._attended(normal, places))
             inner = self._dropped(self.inner(normal))
             return add(session, add(session, branch, inner), x)
 
@@ -209,11 +213,12 @@ class _PhiLayer:
         with self.build.session.layer("resid_dropout"):
             return dropout(self.build.session, x, self.build.decoder.dropout)
 
-    def _attended(self, x: Tensor, angles: _Angles) -> Tensor:
+    def _attended(self, x: Tensor, places: _Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         with session.layer(_PHI.attention):
             query, key, value = (heads_of(session, product(x), decoder.head_width) for product in self.products)
+            *angles, mask = places
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=True)
-            return self.dense(attended(self.build, query, key, value))
+            return self.dense(attended(self.build, query, key, value, mask))
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.eager.attention import attention
-from simgpu.workloads.eager.normalization import layer_norm
+from simgpu.workloads.eager.normalization import layer_norm, softmax
 from simgpu.workloads.eager.pointwise import (
     activation,
     add,
     add_number,
     cast,
     cat,
+    dropout,
     elementwise,
     mean,
     mul,
@@ -24,11 +25,14 @@ from simgpu.workloads.eager.pointwise import (
     scale,
     tanh,
 )
-from simgpu.workloads.eager.products import linear, product
+from simgpu.workloads.eager.products import batched_product, linear, product
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
+
+#: Families whose mask has a sliding window, and that fill it in another way.
+_WINDOWED = frozenset(("mistral", "qwen2", "qwen3", "phi3"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,13 @@ class Build:
     """What the parts of one decoder share.
 
     dtype: of the weights and of what is computed from them. fused: the operator for attention, a result of
-    `simgpu.workloads.eager.attention.fused_kernel`.
+    `simgpu.workloads.eager.attention.fused_kernel`; None for products and softmax one after another.
     """
 
     session: Session
     decoder: Decoder
     dtype: str
-    fused: str
+    fused: str | None
 
     def weight(self, name: str, *shape: int) -> Tensor:
         """A weight of the current layer."""
@@ -210,19 +214,58 @@ def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = Non
     return transpose(session, heads if norm is None else norm(heads), 1, 2)
 
 
-def attended(build: Build, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention of heads: (batch, tokens, heads x width).
+def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head.
 
-    Keys and values are repeated for each group of query heads, and all three copied to be contiguous, as in
-    ``sdpa_attention_forward`` of transformers 4.51.
+    With a mask, products and softmax run one after another, as in ``eager_attention_forward`` of transformers 4.51;
+    without, one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
     """
     session = build.session
     key, value = (_repeated(session, x, build.decoder.groups) for x in (key, value))
-    query, key, value = (contiguous(session, x) for x in (query, key, value))
-    result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout)
+    if mask is not None:
+        result = _products(build, query, key, value, mask)
+    else:
+        assert build.fused is not None
+        query, key, value = (contiguous(session, x) for x in (query, key, value))
+        result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout)
     batch, heads, tokens, width = result.shape
     joined = contiguous(session, transpose(session, result, 1, 2))
     return reshape(session, joined, (batch, tokens, heads * width))
+
+
+def _products(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention by a product, a mask that is added, a softmax in float32 and another product."""
+    session = build.session
+    scores = scale(session, batched_product(session, query, transpose(session, key, 2, 3)))
+    scores = add(session, scores, mask)
+    weights = cast(session, softmax(session, scores, dtype="float32"), query.dtype)
+    weights = dropout(session, weights, build.decoder.attention_dropout)
+    return batched_product(session, weights, value)
+
+
+def causal_mask(build: Build, positions: Tensor) -> Tensor | None:
+    """The mask (1, 1, tokens, tokens) that eager attention adds, filled in every iteration; None for fused attention.
+
+    It has one column more than tokens: the length of a cache that does not exist. Models with a sliding window mask
+    what is outside it too.
+    """
+    if build.fused is not None:
+        return None
+    session, tokens = build.session, positions.shape[1]
+    (mask,) = session.run("full", (), (((tokens, tokens + 1), build.dtype),))
+    has_window = build.decoder.family in _WINDOWED
+    if tokens > 1 and not has_window:
+        mask = elementwise(session, "triu", mask)
+    rows = positions.seen((tokens, 1))
+    (columns,) = session.run("arange", (), (((tokens + 1,), "int64"),))
+    hidden = elementwise(session, "gt", columns, rows, dtype="bool")
+    if build.decoder.window is not None and has_window:
+        (columns,) = session.run("arange", (), (((tokens + 1,), "int64"),))
+        outside = elementwise(session, "le", columns, elementwise(session, "sub", rows), dtype="bool")
+        session.run_in_place("bitwise_or_", hidden, (outside,))
+    session.run_in_place("mul_", mask, (hidden,))
+    session.keep((hidden, columns))
+    return mask.seen((1, 1, tokens, tokens), (0, 0, tokens + 1, 1))
 
 
 def _repeated(session: Session, x: Tensor, times: int) -> Tensor:

@@ -26,9 +26,14 @@ def layer_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Ten
     return y
 
 
-def softmax(session: Session, x: Tensor, op: str = "_softmax") -> Tensor:
-    """Softmax, or its logarithm, over the last dimension; saves its result."""
-    (y,) = session.run(op, (x,), ((x.shape, x.dtype),))
+def softmax(session: Session, x: Tensor, op: str = "_softmax", dtype: str | None = None) -> Tensor:
+    """Softmax, or its logarithm, over the last dimension; saves its result.
+
+    dtype: of the result, by default that of x. CUDA converts only float16 in the same kernel (``SoftMax.cpp``).
+    """
+    if dtype is not None and x.dtype != "float16":
+        x = cast(session, x, dtype)
+    (y,) = session.run(op, (x,), ((x.shape, dtype or x.dtype),))
 
     def backward(grads: _Grads) -> _Grads:
         return session.run(f"{op}_backward_data", (only(grads), y), ((x.shape, x.dtype),))
