@@ -11,6 +11,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.cli.zoo_decoder import build_decoder, is_configuration, refuse_options
 from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
@@ -24,6 +25,7 @@ from simgpu.workloads import catalogue
 from simgpu.workloads.calibration.published import published_networks
 from simgpu.workloads.catalogue import Value
 from simgpu.workloads.compressibility.generator import with_compressibility
+from simgpu.workloads.decoders.modelled import DTYPES, AttentionForm
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.modelled import trace_name, trace_of
@@ -31,6 +33,7 @@ from simgpu.workloads.network import Network
 from simgpu.workloads.sparsity.generator import mean_sparsity, with_sparsity
 from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 
+_WORKSPACE = format_bytes(WORKSPACE_LIMIT)
 _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 
 
@@ -42,7 +45,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder to write. Default: NETWORK-bBATCH-GPU, or NETWORK-INPUT-bBATCH-GPU for an input other than the "
-    "default.",
+    "default; of a configuration NAME-bBATCH-tLENGTH-GPU.",
 )
 @click.option("--force", is_flag=True, help="Replace a different trace in the folder.")
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
@@ -67,9 +70,18 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 @click.option(
     "--optimizer",
     type=click.Choice([each.value for each in Optimizer]),
-    default="sgd",
-    show_default=True,
-    help="Optimizer; sets the update kernels and the optimizer state.",
+    help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration.",
+)
+@click.option("--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Number format of a configuration's weights and activations. Default: bfloat16.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice([each.value for each in AttentionForm]),
+    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa.",
 )
 @click.option(
     "--epochs",
@@ -80,7 +92,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 @click.option("--compressibility", is_flag=True, help="Also model the compressed size of each 128-byte memory-entry.")
 @click.option(
     "--workspace-limit",
-    default=format_bytes(WORKSPACE_LIMIT),
+    default=_WORKSPACE,
     show_default=True,
     metavar="SIZE",
     help="Largest workspace of a convolution algorithm.",
@@ -100,7 +112,10 @@ def build(
     gpu: str,
     input: str | None,
     framework: str,
-    optimizer: str,
+    optimizer: str | None,
+    length: int | None,
+    dtype: str | None,
+    attention: str | None,
     epochs: int | None,
     compressibility: bool,
     workspace_limit: str,
@@ -108,6 +123,8 @@ def build(
     quiet: bool,
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
+
+    NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a decoder-only transformer, or its folder.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
@@ -117,7 +134,17 @@ def build(
         --workspace-limit "256 MiB" -o vgg16-small
     simgpu zoo build alexnet --batch 256 --gpu titan-x-maxwell --epochs 50 \\
         -o alexnet-b256
+    simgpu zoo build ./Llama-3.1-8B/config.json --batch 1 --length 8192 \\
+        --gpu h100
     """
+    of_decoder = {"length": length, "dtype": dtype, "attention": attention}
+    if is_configuration(network):
+        others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}
+        others |= {"compressibility": compressibility, "workspace-limit": workspace_limit != _WORKSPACE}
+        refuse_options(others, "applies to networks of the zoo, not to a configuration")
+        build_decoder(network, output, force, batch, gpu, length, dtype, attention, optimizer, quiet)
+        return
+    refuse_options(of_decoder, "applies to the configuration of a decoder, not to a network of the zoo")
     limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet) as say:
         say(f"building {network}")
@@ -127,7 +154,12 @@ def build(
         gpu_spec = load_node(gpu).gpu
         folder = output or _folder(network, input, batch, gpu)
         trace = trace_of(
-            built, batch=batch, gpu=gpu_spec, optimizer=optimizer, workspace_limit=limit, framework=framework
+            built,
+            batch=batch,
+            gpu=gpu_spec,
+            optimizer=optimizer or "sgd",
+            workspace_limit=limit,
+            framework=framework,
         )
         if epochs is not None:
             trace = with_sparsity(trace, epochs)

@@ -105,7 +105,7 @@ class _Keys:
         elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             self.refuse(key, f"{value!r:.40} is not a whole number from 1 to {most}", _REMEDY)
         else:
-            return value
+            return int(value)
         return 1
 
     def fraction(self, key: str, default: float) -> float:
@@ -171,8 +171,7 @@ def _sizes(keys: _Keys, defaults: Mapping[str, int | None], *, positions: int) -
 
 def _key_heads(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
     if keys.values.get("num_key_value_heads") is None and default is None:
-        heads: int = sizes["heads"]
-        return heads
+        return int(sizes["heads"])
     return keys.number("num_key_value_heads", default, _MOST["heads"])
 
 

@@ -1,13 +1,14 @@
-"""`decoder_trace` builds the modelled trace of one training iteration of a decoder-only transformer."""
+"""`decoder_iteration` models one training iteration of a decoder-only transformer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import Origin, OutputLife, Trace, TraceInfo
+from simgpu.trace.model import Block, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.iteration import iteration
@@ -30,7 +31,25 @@ class AttentionForm(StrEnum):
     EAGER = "eager"  # products, softmax and mask, one after another
 
 
-def decoder_trace(
+@dataclass(frozen=True, slots=True)
+class DecoderIteration:
+    """One modelled training iteration.
+
+    parameters: number of trained parameters; a table that two layers share counts once.
+    saved: blocks other than weights that autograd keeps for backward, in the order in which forward saves them.
+    """
+
+    trace: Trace
+    parameters: int
+    saved: tuple[Block, ...]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that autograd keeps for backward, without weights."""
+        return sum(block.bytes for block in self.saved)
+
+
+def decoder_iteration(
     decoder: Decoder,
     *,
     batch: int,
@@ -39,11 +58,12 @@ def decoder_trace(
     dtype: str = "bfloat16",
     attention: str = "sdpa",
     optimizer: str = "adamw",
-) -> Trace:
+) -> DecoderIteration:
     """One training iteration of a decoder, with the kernels that PyTorch runs for the modules of transformers 4.51.
 
     batch: samples. length: tokens in each. dtype: of weights, gradients, optimizer state and activations, one of
-    `DTYPES`. attention: a value of `AttentionForm`. optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
+    `DTYPES`. attention: a value of `AttentionForm`. optimizer: a value of
+    `simgpu.workloads.lowering.optimizer.Optimizer`.
     The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
     holds the logits and the loss to the end of the iteration.
     Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
@@ -52,9 +72,9 @@ def decoder_trace(
     >>> from simgpu.hardware.nodes import load_node
     >>> from simgpu.workloads.decoders.config import decoder_of
     >>> gpt2 = decoder_of({"model_type": "gpt2"})
-    >>> trace = decoder_trace(gpt2, batch=1, length=1024, gpu=load_node("h100").gpu)
-    >>> sum(block.bytes for block in trace.blocks if block.kind.value == "weight") // 2
-    124439808
+    >>> result = decoder_iteration(gpt2, batch=1, length=1024, gpu=load_node("h100").gpu)
+    >>> result.parameters, result.trace.info.origin.value
+    (124439808, 'modelled')
     """
     fused = fused_kernel(gpu.architecture, dtype, decoder.head_width)
     problems = _problems(decoder, batch, length, gpu, dtype, attention, optimizer, fused)
@@ -79,7 +99,9 @@ def decoder_trace(
     if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
         what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
         raise InputError.single("", "batch and length", what, "give a smaller batch or length")
-    return trace
+    blocks = trace.block_by_id
+    parameters = sum(weight.count for weight in session.weights)
+    return DecoderIteration(trace, parameters, tuple(blocks[block.id] for block in session.saved))
 
 
 def _problems(

@@ -221,4 +221,3 @@ class _PhiLayer:
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=True)
             return self.dense(attended(self.build, query, key, value, mask))
-

@@ -274,4 +274,3 @@ def _repeated(session: Session, x: Tensor, times: int) -> Tensor:
     batch, heads, tokens, width = x.shape
     shape: Sizes = (batch, heads, times, tokens, width)
     return reshape(session, expand(session, unsqueeze(session, x, 2), shape), (batch, heads * times, tokens, width))
-

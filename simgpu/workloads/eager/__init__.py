@@ -1,1 +1,1 @@
-"""PyTorch's operators without PyTorch: shapes, strides, kernels, what autograd saves, and backward as its engine runs."""
+"""PyTorch's operators without PyTorch: shapes, strides, kernels, what autograd saves, and the engine of backward."""

@@ -30,8 +30,10 @@ def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None
 
     width: of a head.
 
-    >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64), fused_kernel("volta", "bfloat16", 64)
-    ('flash', 'efficient', None)
+    >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64)
+    ('flash', 'efficient')
+    >>> fused_kernel("volta", "bfloat16", 64) is None
+    True
     """
     has_flash = architecture in _FLASH
     if has_flash and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
@@ -44,18 +46,20 @@ def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None
 
 
 def attention(session: Session, kind: str, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention of (batch, heads, tokens, width) tensors with equal numbers of heads. kind: as `fused_kernel`."""
+    """Causal attention of (batch, heads, tokens, width) tensors with equal numbers of heads.
+
+    kind: a result of `fused_kernel`.
+    """
     op = f"_scaled_dot_product_{kind}_attention"
     batch, heads, tokens, _ = query.shape
+    seed: tuple[Sizes, str]
     if kind == "flash":
-        sums = (batch, heads, tokens)
-        random = (((2,), "uint64"), ((), "uint64"))
+        sums, seed = tokens, ((2,), "uint64")
     else:
-        sums = (batch, heads, ceil(tokens / _ROWS) * _ROWS)
-        random = (((), "int64"), ((), "int64"))
+        sums, seed = ceil(tokens / _ROWS) * _ROWS, ((), "int64")
     inputs = (query, key, value)
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
-    results = ((query.shape, query.dtype), (sums, "float32"), *random)
+    results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
     created = session.run(op, inputs, results, strides=strides, operations=_forward(*inputs), pure=not dropout)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:

@@ -106,7 +106,9 @@ def neg(session: Session, x: Tensor) -> Tensor:
 def tanh(session: Session, x: Tensor) -> Tensor:
     """Saves its result."""
     result = elementwise(session, "tanh", x)
-    session.record((result,), (x,), lambda grads: (elementwise(session, "tanh_backward", only(grads), result),), (result,))
+    session.record(
+        (result,), (x,), lambda grads: (elementwise(session, "tanh_backward", only(grads), result),), (result,)
+    )
     return result
 
 

@@ -47,9 +47,7 @@ def product(session: Session, op: str, a: Tensor, b: Tensor, added: Tensor | Non
 
 def _turned(x: Tensor) -> Tensor:
     """The last two dimensions swapped, outside autograd's graph."""
-    return x.seen(
-        (*x.shape[:-2], x.shape[-1], x.shape[-2]), (*x.strides[:-2], x.strides[-1], x.strides[-2])
-    )
+    return x.seen((*x.shape[:-2], x.shape[-1], x.shape[-2]), (*x.strides[:-2], x.strides[-1], x.strides[-2]))
 
 
 def _of_second(session: Session, first: Tensor, second: Tensor, grad: Tensor) -> Tensor:

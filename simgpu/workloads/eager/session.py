@@ -11,7 +11,7 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
 from simgpu.workloads.eager.work import work_of
-from simgpu.workloads.lowering.tape import Tape
+from simgpu.workloads.lowering.tape import Tape, TapeBlock
 from simgpu.workloads.timemodel.operation import Operation
 
 _FLOATS = frozenset(("float32", "float16", "bfloat16"))
@@ -22,11 +22,13 @@ class Session:
     """One iteration of a model whose operators run one after another.
 
     weights: in the order of creation, each with the layer that owns it. nodes: number of backward functions so far.
+    saved: the blocks other than weights that autograd keeps for backward, in the order in which they are saved.
     """
 
     tape: Tape = field(default_factory=Tape)
     weights: list[Tensor] = field(default_factory=list)
     nodes: int = 0
+    saved: dict[TapeBlock, None] = field(default_factory=dict)
     _path: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -103,6 +105,7 @@ class Session:
         if self.in_backward or all(x.node is None for x in inputs):
             return
         self.nodes += 1
+        self.saved |= {x.block: None for x in saved if x.block.kind is not BlockKind.WEIGHT}
         node = Node(self.nodes, tuple(inputs), tuple(saved), backward, self.tape.layer, len(results))
         for slot, result in enumerate(results):
             result.node, result.slot = node, slot

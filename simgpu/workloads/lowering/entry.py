@@ -24,8 +24,8 @@ from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.joins import joined_in_place
 from simgpu.workloads.lowering.operations import elementwise
 from simgpu.workloads.lowering.optimizer import Optimizer
-from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
 from simgpu.workloads.lowering.priced import trace_of_tape
+from simgpu.workloads.lowering.step import Gradients, LayerLowering, LoweredLayer, LoweredParts
 from simgpu.workloads.lowering.tape import Tape, Value
 from simgpu.workloads.network import Layer, LayerKind, Network
 from simgpu.workloads.timemodel.operation import Operation

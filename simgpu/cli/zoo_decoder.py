@@ -1,0 +1,81 @@
+"""``simgpu zoo build`` of a decoder-only transformer from its Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.folder import write_trace
+from simgpu.trace.stats import trace_stats
+from simgpu.units import format_bytes, format_time, short_count
+from simgpu.workloads.decoders.config import read_decoder
+from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+
+
+def is_configuration(network: str) -> bool:
+    """Whether NETWORK is a file or folder and not the name of a network.
+
+    >>> is_configuration("vgg16"), is_configuration("Llama-3.1-8B/config.json")
+    (False, True)
+    """
+    return network.endswith(".json") or os.sep in network or Path(network).is_dir()
+
+
+def refuse_options(given: Mapping[str, object], what: str) -> None:
+    """Raises `InputError` for options that do not apply. given: values by name, without dashes."""
+    problems = [Problem("", f"--{name}", what, "leave it out") for name, value in given.items() if value]
+    if problems:
+        raise InputError(problems)
+
+
+def build_decoder(
+    path: str,
+    output: Path | None,
+    force: bool,
+    batch: int,
+    gpu: str,
+    length: int | None,
+    dtype: str | None,
+    attention: str | None,
+    optimizer: str | None,
+    quiet: bool,
+) -> None:
+    """Builds the trace of a configuration and writes its folder."""
+    if length is None:
+        raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
+    with progress(quiet) as say:
+        decoder = read_decoder(path)
+        say(f"building {decoder.name}")
+        folder = output or Path(f"{decoder.name}-b{batch}-t{length}-{Path(gpu).stem}")
+        result = decoder_iteration(
+            decoder,
+            batch=batch,
+            length=length,
+            gpu=load_node(gpu).gpu,
+            dtype=dtype or "bfloat16",
+            attention=attention or "sdpa",
+            optimizer=optimizer or "adamw",
+        )
+        refuse_another(folder, force, result.trace)
+        say(f"writing {folder}")
+        write_trace(result.trace, folder)
+    Screen().print(facts(_facts(result)))
+    show_written(folder, gpu)
+
+
+def _facts(result: DecoderIteration) -> list[tuple[str, str]]:
+    stats = trace_stats(result.trace)
+    saved = f"{format_bytes(result.saved_bytes)} in {len(result.saved)} tensors, without weights"
+    return [
+        *result.trace.facts(),
+        ("parameters", f"{result.parameters:,} ({short_count(result.parameters)})"),
+        ("saved for backward", saved),
+        ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),
+        ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),
+        ("peak memory", f"{stats.recorded_peak_text()}, without offloading"),
+    ]
