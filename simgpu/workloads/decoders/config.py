@@ -177,7 +177,7 @@ def _key_heads(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None
 
 def _head_width(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
     if keys.values.get("head_dim") is None and default is None:
-        return max(1, sizes["width"] // sizes["heads"])
+        return max(1, int(sizes["width"]) // int(sizes["heads"]))
     return keys.number("head_dim", default, _MOST_WIDTH)
 
 

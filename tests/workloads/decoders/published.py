@@ -1,0 +1,102 @@
+"""Published configurations, from the ``config.json`` of each repository on huggingface.co, and their parameters.
+
+Only the keys that differ from the defaults of transformers' configuration classes, or that decide sizes. The number of
+parameters is the total that huggingface.co shows for the repository's safetensors (GPT-2 and Pythia store buffers too;
+theirs are of the trained weights).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Published(NamedTuple):
+    """A configuration and its number of parameters."""
+
+    values: dict[str, Any]
+    parameters: int
+
+
+def _sizes(kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": vocabulary,
+        **others,
+    }
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+PUBLISHED = {
+    "openai-community/gpt2": Published({"model_type": "gpt2"}, 124_439_808),
+    "EleutherAI/pythia-410m": Published(_sizes("gpt_neox", 1024, 4096, 24, 16, 50304), 405_334_016),
+    "Qwen/Qwen2.5-0.5B": Published(
+        _sizes(
+            "qwen2", 896, 4864, 24, 14, 151936, num_key_value_heads=2, tie_word_embeddings=True, sliding_window=32768
+        ),
+        494_032_768,
+    ),
+    "Qwen/Qwen3-0.6B": Published(
+        _sizes(
+            "qwen3",
+            1024,
+            3072,
+            28,
+            16,
+            151936,
+            num_key_value_heads=8,
+            head_dim=128,
+            tie_word_embeddings=True,
+            sliding_window=None,
+        ),
+        596_049_920,
+    ),
+    "meta-llama/Llama-3.2-1B": Published(
+        _sizes(
+            "llama",
+            2048,
+            8192,
+            16,
+            32,
+            128256,
+            num_key_value_heads=8,
+            head_dim=64,
+            tie_word_embeddings=True,
+            rope_scaling={**_LLAMA3, "factor": 32.0},
+        ),
+        1_235_814_400,
+    ),
+    "google/gemma-2b": Published(
+        _sizes("gemma", 2048, 16384, 18, 8, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416
+    ),
+    "microsoft/phi-2": Published(
+        _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
+    ),
+    "microsoft/Phi-3-mini-4k-instruct": Published(
+        _sizes("phi3", 3072, 8192, 32, 32, 32064, num_key_value_heads=32, sliding_window=2047), 3_821_079_552
+    ),
+    "mistralai/Mistral-7B-v0.1": Published(
+        _sizes("mistral", 4096, 14336, 32, 32, 32000, num_key_value_heads=8, sliding_window=4096), 7_241_732_096
+    ),
+    "meta-llama/Llama-3.1-8B": Published(
+        _sizes("llama", 4096, 14336, 32, 32, 128256, num_key_value_heads=8, rope_scaling=_LLAMA3), 8_030_261_248
+    ),
+    "Qwen/Qwen3-8B": Published(
+        _sizes("qwen3", 4096, 12288, 36, 32, 151936, num_key_value_heads=8, head_dim=128, sliding_window=None),
+        8_190_735_360,
+    ),
+    "meta-llama/Llama-2-13b-hf": Published(_sizes("llama", 5120, 13824, 40, 40, 32000), 13_015_864_320),
+    "meta-llama/Llama-3.1-70B": Published(
+        _sizes("llama", 8192, 28672, 80, 64, 128256, num_key_value_heads=8, rope_scaling=_LLAMA3), 70_553_706_496
+    ),
+}

@@ -1,0 +1,126 @@
+"""Decoders compared with transformers' own modules on fake tensors: parameters, saved tensors, kernels, peaks.
+
+The oracle is PyTorch: its dispatcher, its autograd and its saved-tensor hooks. It shares no code with the decoders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.decoders.config import decoder_of
+from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from tests.workloads.decoders.published import PUBLISHED
+from tests.workloads.decoders.transformers_models import expected, recorded
+
+BATCH, LENGTH = 2, 128
+_SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "pad_token_id": 0,
+}
+#: Small decoders of every family, with every option that changes kernels.
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_SIZES},
+    "llama-biased": {
+        "model_type": "llama",
+        **_SIZES,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"model_type": "mistral", **_SIZES},
+    "qwen2": {"model_type": "qwen2", **_SIZES},
+    "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 64},
+    "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
+    "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
+    "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "phi-gelu-fast": {"model_type": "phi", **_SIZES, "hidden_act": "gelu_fast"},
+    "gpt_neox": {"model_type": "gpt_neox", **_SIZES, "hidden_dropout": 0.1},
+    "gpt_neox-sequential": {"model_type": "gpt_neox", **_SIZES, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
+}
+#: Layer normalization on fake CPU tensors stores statistics in bfloat16, so these are compared in float32.
+IN_FLOAT32 = ("phi", "phi-gelu-fast", "gpt_neox", "gpt_neox-sequential", "gpt2")
+CASES = [
+    (name, "float32" if name in IN_FLOAT32 else dtype, attention)
+    for name in SMALL
+    for dtype, attention in (("bfloat16", "sdpa"), ("bfloat16", "eager"))
+    if (name, attention) != ("gpt2", "eager")
+] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa")]
+#: These run in every test run; the others take a minute together.
+QUICK = {("llama", "bfloat16", "sdpa"), ("gpt2", "float32", "sdpa")}
+
+
+def built(values: dict[str, Any], length: int = LENGTH, **options: Any) -> DecoderIteration:
+    return decoder_iteration(decoder_of(values), batch=BATCH, length=length, gpu=load_node("h100").gpu, **options)
+
+
+def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
+    """Operator, phase, sizes of what it reads and writes, and duration."""
+    blocks = trace.block_by_id
+    reads, writes = (tuple(sorted(blocks[name].bytes for name in names)) for names in (kernel.reads, kernel.writes))
+    return kernel.op.removeprefix("aten::"), kernel.phase, reads, writes, kernel.duration_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "attention"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+)
+def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attention: str) -> None:
+    """Every kernel in order, with the bytes it reads and writes and its modelled duration."""
+    mine = built(SMALL[name], dtype=dtype, attention=attention).trace
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, attention)
+    for phase in Phase:
+        kernels = [
+            [signature(kernel, trace) for kernel in trace.kernels if kernel.phase is phase] for trace in (mine, theirs)
+        ]
+        assert kernels[0] == kernels[1], phase
+    peaks = [trace_stats(trace) for trace in (mine, theirs)]
+    assert peaks[0].peak_recorded is not None and peaks[1].peak_recorded is not None
+    assert peaks[0].peak_recorded.bytes == peaks[1].peak_recorded.bytes
+
+
+def layer_of(path: str) -> str:
+    """The decoder layer of a module; the module itself for those outside the layers."""
+    parts = path.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return path if number is None else ".".join(parts[: number + 1])
+
+
+def by_layer(saved: list[tuple[str, int]]) -> dict[str, list[int]]:
+    """Bytes of the saved tensors of each layer, sorted; what the whole model saves, such as the loss, under ''."""
+    result: dict[str, list[int]] = {}
+    for path, size in saved:
+        result.setdefault(layer_of("" if path == "loss" else path), []).append(size)
+    return {layer: sorted(sizes) for layer, sizes in result.items()}
+
+
+def compare(values: dict[str, Any], length: int = LENGTH) -> None:
+    mine, theirs = built(values, length), expected(values, BATCH, length)
+    assert mine.parameters == theirs.parameters
+    assert by_layer([(block.layer or "", block.bytes) for block in mine.saved]) == by_layer(theirs.saved)
+    assert mine.saved_bytes == sum(size for _, size in theirs.saved)
+
+
+@pytest.mark.parametrize("name", ["openai-community/gpt2", "meta-llama/Llama-3.1-8B", "google/gemma-2b"])
+def test_saved_tensors_of_two_layers_of_published_configurations_equal_those_of_autograd(name: str) -> None:
+    layers = "n_layer" if PUBLISHED[name].values["model_type"] == "gpt2" else "num_hidden_layers"
+    compare({**PUBLISHED[name].values, layers: 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_saved_tensors_of_published_configurations_equal_those_of_autograd(name: str) -> None:
+    """All layers, each saved tensor of each layer."""
+    compare(PUBLISHED[name].values, 1024)

@@ -1,0 +1,103 @@
+"""Decoders from configurations without PyTorch: parameters, memory, time, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.check import check_trace
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.decoders.config import decoder_of
+from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from tests.workloads.decoders.published import PUBLISHED
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def built(values: dict[str, Any], length: int = 32, **options: Any) -> DecoderIteration:
+    given = {"batch": 2, "length": length, "gpu": load_node("h100").gpu, **options}
+    return decoder_iteration(decoder_of(values), **given)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    assert built(PUBLISHED[name].values).parameters == PUBLISHED[name].parameters
+
+
+def test_trace_is_valid_and_complete() -> None:
+    trace = built(SMALL).trace
+    check_trace(trace)
+    assert {kernel.phase for kernel in trace.kernels} == set(Phase)
+    weights, gradients = (
+        {block.id: block.bytes for block in trace.blocks if block.kind is kind}
+        for kind in (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
+    )
+    assert {f"{name}.grad": size for name, size in weights.items()} == gradients
+
+
+def test_saved_bytes_grow_linearly_with_tokens_in_fused_attention_and_faster_in_eager() -> None:
+    fused, eager = (
+        [built(SMALL, length, attention=form).saved_bytes for length in (128, 256, 384)] for form in ("sdpa", "eager")
+    )
+    assert fused[2] - fused[1] == fused[1] - fused[0]
+    assert eager[2] - eager[1] > eager[1] - eager[0]
+
+
+def test_float32_weights_take_twice_the_memory_of_bfloat16() -> None:
+    sizes = [
+        sum(block.bytes for block in built(SMALL, dtype=dtype).trace.blocks if block.kind is BlockKind.WEIGHT)
+        for dtype in ("bfloat16", "float32")
+    ]
+    assert sizes[1] == 2 * sizes[0]
+
+
+def test_fused_optimizer_needs_no_temporaries() -> None:
+    peaks = {}
+    for optimizer in ("adamw", "adamw-fused"):
+        trace = built({**SMALL, "vocab_size": 5000}, 1, optimizer=optimizer).trace
+        peak = trace_stats(trace).peak_recorded
+        assert peak is not None
+        peaks[optimizer] = peak.bytes
+    assert peaks["adamw-fused"] < peaks["adamw"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length: 0 is not a number from 1"),
+        ({"batch": 0}, "batch: 0 is not a number from 1"),
+        ({"dtype": "float8"}, "dtype: unknown value 'float8'"),
+        ({"attention": "flash"}, "attention: unknown value 'flash'"),
+        ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
+        ({"length": 2**39}, "more bytes or operations than a trace can hold"),
+        ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),
+    ],
+)
+def test_values_that_cannot_be_modelled_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        built(SMALL, **options)
+
+
+def test_length_beyond_trained_positions_is_refused() -> None:
+    with pytest.raises(InputError, match="1025 tokens are more than the 1024 positions"):
+        built({"model_type": "gpt2", "n_layer": 1}, 1025)
+
+
+def test_length_within_a_sliding_window_is_built_and_beyond_it_only_with_eager_attention() -> None:
+    windowed = {**SMALL, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 64}
+    assert built(windowed, 63).saved_bytes
+    with pytest.raises(InputError, match="from 64 tokens on, transformers masks a sliding window"):
+        built(windowed, 64)
+    assert built(windowed, 64, attention="eager").saved_bytes
+    assert built({**windowed, "sliding_window": None}, 64).saved_bytes

@@ -1,0 +1,104 @@
+"""The modules of transformers 4.51 on fake tensors, and what autograd saves in their forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+_REASON = "the modules of transformers 4.51 are compared, which is not installed"
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+transformers = pytest.importorskip("transformers", reason=_REASON)
+if not transformers.__version__.startswith("4.51."):
+    pytest.skip(_REASON, allow_module_level=True)
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.utils import import_utils
+
+from simgpu.recorder import record
+from simgpu.recorder.modelled.gpu_forms import gpu_forms
+from simgpu.recorder.workload import Workload
+from simgpu.trace.model import Trace
+
+#: Decoders read no images, and torchvision may be built for another PyTorch.
+import_utils._torchvision_available = False
+
+
+class Expected(NamedTuple):
+    """parameters: trained. saved: path of the module and bytes of each block that autograd saves, without weights."""
+
+    parameters: int
+    saved: list[tuple[str, int]]
+
+
+def model(values: dict[str, Any], dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
+    """The model of a configuration, in training mode, without a cache of keys and values."""
+    options = {**values, "use_cache": False}
+    config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+    created = transformers.AutoModelForCausalLM.from_config(
+        config, torch_dtype=getattr(torch, dtype), attn_implementation=attention
+    )
+    return created.train()
+
+
+def expected(
+    values: dict[str, Any], batch: int, length: int, dtype: str = "bfloat16", attention: str = "sdpa"
+) -> Expected:
+    """Runs forward on fake tensors with the operators of an H100."""
+    with FakeTensorMode(allow_non_fake_inputs=True), gpu_forms("hopper"):
+        module = model(values, dtype, attention)
+        weights = {weight.untyped_storage()._cdata for weight in module.parameters()}
+        path, saved, held = [""], {}, []
+
+        def pack(tensor: Any) -> Any:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights and storage._cdata not in saved and not _on_host(tensor):
+                saved[storage._cdata] = path[-1], _bytes_on_cuda(tensor, path[-1])
+                held.append(tensor)
+            return tensor
+
+        for name, part in module.named_modules():
+            part.register_forward_pre_hook(_entering(path, name))
+            part.register_forward_hook(lambda *_: path.pop() and None)
+        tokens = torch.zeros(batch, length, dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            module(input_ids=tokens, labels=torch.zeros(batch, length, dtype=torch.int64))
+        return Expected(sum(weight.numel() for weight in module.parameters()), list(saved.values()))
+
+
+def _entering(path: list[str], name: str) -> Callable[..., None]:
+    return lambda *_: path.append(name)
+
+
+def _on_host(tensor: Any) -> bool:
+    """Whether it is the number by which Gemma scales its embedding: created in Python, so on the host."""
+    return bool(tensor.dim() == 0 and tensor.dtype is torch.bfloat16)
+
+
+def _bytes_on_cuda(tensor: Any, path: str) -> int:
+    """Bytes of the block behind a saved tensor.
+
+    Layer normalization keeps its statistics in float32 on CUDA, and in the input's format on the CPU, whose fake
+    tensors these are (``native_layer_norm`` in PyTorch's ``torch/_refs/__init__.py``).
+    """
+    size: int = tensor.untyped_storage().nbytes()
+    is_statistic = tensor.dim() == 3 and tensor.shape[-1] == 1 and tensor.dtype is torch.bfloat16
+    return 2 * size if is_statistic else size
+
+
+def recorded(
+    values: dict[str, Any], batch: int, length: int, dtype: str = "bfloat16", attention: str = "sdpa"
+) -> Trace:
+    """One training iteration with AdamW, followed on fake tensors for an H100."""
+
+    def workload() -> Workload:
+        tokens, labels = (torch.zeros(batch, length, dtype=torch.int64) for _ in range(2))
+        return Workload(
+            model(values, dtype, attention), {"input_ids": tokens, "labels": labels}, (), lambda output: output.loss
+        )
+
+    def optimizer(weights: Any) -> Any:
+        return torch.optim.AdamW(weights, lr=1e-4)
+
+    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True)
