@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import Block, Origin, OutputLife, Trace, TraceInfo
+from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.iteration import iteration
 from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.lowering.priced import trace_of_tape
 from simgpu.workloads.timemodel.formats import model_notes
@@ -31,22 +33,36 @@ class AttentionForm(StrEnum):
     EAGER = "eager"  # products, softmax and mask, one after another
 
 
+class SavedBlock(NamedTuple):
+    """A block that autograd keeps for backward, and the layer that saved it first."""
+
+    block: Block
+    layer: str
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderIteration:
     """One modelled training iteration.
 
+    trace: its saved tensors state what autograd keeps for backward.
     parameters: number of trained parameters; a table that two layers share counts once.
-    saved: blocks other than weights that autograd keeps for backward, in the order in which forward saves them.
     """
 
     trace: Trace
     parameters: int
-    saved: tuple[Block, ...]
+
+    @property
+    def saved(self) -> list[SavedBlock]:
+        """The blocks other than weights that autograd keeps for backward, in the order in which forward saves them."""
+        blocks = self.trace.block_by_id
+        first = {row.block: row.layer or "" for row in reversed(self.trace.saved)}
+        kept = (SavedBlock(blocks[name], first[name]) for name in dict.fromkeys(row.block for row in self.trace.saved))
+        return [each for each in kept if each.block.kind is not BlockKind.WEIGHT]
 
     @property
     def saved_bytes(self) -> int:
         """Bytes that autograd keeps for backward, without weights."""
-        return sum(block.bytes for block in self.saved)
+        return sum(each.block.bytes for each in self.saved)
 
 
 def decoder_iteration(
@@ -96,12 +112,11 @@ def decoder_iteration(
         decoder, batch=batch, length=length, dtype=dtype, fused=operator, optimizer=Optimizer(optimizer)
     )
     trace = trace_of_tape(session.tape, time_model(gpu), info, decoder.name)
+    trace = replace(trace, saved=saved_tensors(session))
     if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
         what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
         raise InputError.single("", "batch and length", what, "give a smaller batch or length")
-    blocks = trace.block_by_id
-    parameters = sum(weight.count for weight in session.weights)
-    return DecoderIteration(trace, parameters, tuple(blocks[block.id] for block in session.saved))
+    return DecoderIteration(trace, sum(weight.count for weight in session.weights))
 
 
 def _problems(

@@ -66,11 +66,15 @@ class _Engine:
     def _run_node(self, node: Node) -> None:
         grads = self.waiting.pop(node)
         self.holders.subtract(grad.block for grad in grads if grad is not None)
-        self.session.tape.layer = node.layer
+        tape = self.session.tape
+        tape.layer, node.begin = node.layer, len(tape.kernels)
+        created = node.backward(grads)
+        node.unused = len(tape.kernels) - 1
         results = [
             None if grad is None or x.node is None else self._fitted(grad, x)
-            for grad, x in zip(node.backward(grads), node.inputs, strict=True)
+            for grad, x in zip(created, node.inputs, strict=True)
         ]
+        node.freed = len(tape.kernels) - 1
         self.session.keep(node.saved, grads)
         self.holders.update(grad.block for grad in results if grad is not None)
         for x, grad in zip(node.inputs, results, strict=True):

@@ -11,10 +11,19 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
 from simgpu.workloads.eager.work import work_of
-from simgpu.workloads.lowering.tape import Tape, TapeBlock
+from simgpu.workloads.lowering.tape import Tape
 from simgpu.workloads.timemodel.operation import Operation
 
 _FLOATS = frozenset(("float32", "float16", "bfloat16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A tensor that autograd saved for a node. after: position of the latest kernel before; -1 for none."""
+
+    tensor: Tensor
+    node: Node
+    after: int
 
 
 @dataclass(slots=True)
@@ -22,13 +31,13 @@ class Session:
     """One iteration of a model whose operators run one after another.
 
     weights: in the order of creation, each with the layer that owns it. nodes: number of backward functions so far.
-    saved: the blocks other than weights that autograd keeps for backward, in the order in which they are saved.
+    saves: what autograd saved for backward, in order.
     """
 
     tape: Tape = field(default_factory=Tape)
     weights: list[Tensor] = field(default_factory=list)
     nodes: int = 0
-    saved: dict[TapeBlock, None] = field(default_factory=dict)
+    saves: list[Save] = field(default_factory=list)
     _path: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -105,10 +114,12 @@ class Session:
         if self.in_backward or all(x.node is None for x in inputs):
             return
         self.nodes += 1
-        self.saved |= {x.block: None for x in saved if x.block.kind is not BlockKind.WEIGHT}
         node = Node(self.nodes, tuple(inputs), tuple(saved), backward, self.tape.layer, len(results))
         for slot, result in enumerate(results):
             result.node, result.slot = node, slot
+        for x in saved:  # autograd saves operands before the kernel and results after it
+            last = len(self.tape.kernels) - 1
+            self.saves.append(Save(x, node, last if x.block in self.tape.kernels[last].writes else last - 1))
 
     def keep(self, *groups: Sequence[Tensor | None]) -> None:
         """Frees these tensors no earlier than after the latest kernel."""

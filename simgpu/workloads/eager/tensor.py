@@ -71,6 +71,8 @@ class Node:
     layer: the module that called the operator.
     slots: number of results whose gradients it reads.
     weight: the weight whose gradient it collects; None for an operator.
+    begin: position of its first kernel. unused, freed: that of the latest kernel when its backward function returned,
+    and when the engine freed what was saved. All None before it runs.
     """
 
     number: int
@@ -80,3 +82,6 @@ class Node:
     layer: str | None
     slots: int = 1
     weight: Tensor | None = None
+    begin: int | None = None
+    unused: int | None = None
+    freed: int | None = None

@@ -17,7 +17,9 @@ class Published(NamedTuple):
     parameters: int
 
 
-def _sizes(kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int, **others: Any) -> dict[str, Any]:
+def _sizes(
+    kind: str, width: int, inner: int, layers: int, heads: int, vocabulary: int, **others: Any
+) -> dict[str, Any]:
     return {
         "model_type": kind,
         "hidden_size": width,

@@ -91,6 +91,31 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
     assert peaks[0].peak_recorded.bytes == peaks[1].peak_recorded.bytes
 
 
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
+def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
+    """By their bytes, layer, and the numbers of the kernels."""
+    values = SMALL.get(name, {"model_type": "gemma", **_SIZES, "num_key_value_heads": 1, "head_dim": 64})
+    rows = []
+    for trace in (built(values).trace, recorded(values, BATCH, LENGTH)):
+        number = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
+        rows.append(
+            sorted(
+                (
+                    number.get(row.packed_after or "", -1),
+                    number[row.unpacked_before or ""],
+                    row.bytes,
+                    row.shape,
+                    number[row.unused_after or ""],
+                    number[row.freed_after or ""],
+                    row.layer,
+                )
+                for row in trace.saved
+                if row.shape and not (row.layer or "loss").startswith(("loss", "Llama", "Gemma"))
+            )
+        )
+    assert rows[0] == rows[1]
+
+
 def layer_of(path: str) -> str:
     """The decoder layer of a module; the module itself for those outside the layers."""
     parts = path.split(".")
@@ -109,7 +134,7 @@ def by_layer(saved: list[tuple[str, int]]) -> dict[str, list[int]]:
 def compare(values: dict[str, Any], length: int = LENGTH) -> None:
     mine, theirs = built(values, length), expected(values, BATCH, length)
     assert mine.parameters == theirs.parameters
-    assert by_layer([(block.layer or "", block.bytes) for block in mine.saved]) == by_layer(theirs.saved)
+    assert by_layer([(each.layer, each.block.bytes) for each in mine.saved]) == by_layer(theirs.saved)
     assert mine.saved_bytes == sum(size for _, size in theirs.saved)
 
 

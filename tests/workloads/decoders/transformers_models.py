@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-_REASON = "the modules of transformers 4.51 are compared, which is not installed"
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
-transformers = pytest.importorskip("transformers", reason=_REASON)
-if not transformers.__version__.startswith("4.51."):
-    pytest.skip(_REASON, allow_module_level=True)
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("transformers", reason="transformers, whose modules are compared, is not installed")
 
+import torch
+import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.utils import import_utils
 
@@ -21,6 +20,11 @@ from simgpu.recorder.modelled.gpu_forms import gpu_forms
 from simgpu.recorder.workload import Workload
 from simgpu.trace.model import Trace
 
+if not transformers.__version__.startswith("4.51."):
+    pytest.skip(
+        f"transformers {transformers.__version__} is installed, and the modules of 4.51 are compared",
+        allow_module_level=True,
+    )
 #: Decoders read no images, and torchvision may be built for another PyTorch.
 import_utils._torchvision_available = False
 
@@ -60,7 +64,7 @@ def expected(
 
         for name, part in module.named_modules():
             part.register_forward_pre_hook(_entering(path, name))
-            part.register_forward_hook(lambda *_: path.pop() and None)
+            part.register_forward_hook(_leaving(path))
         tokens = torch.zeros(batch, length, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             module(input_ids=tokens, labels=torch.zeros(batch, length, dtype=torch.int64))
@@ -69,6 +73,13 @@ def expected(
 
 def _entering(path: list[str], name: str) -> Callable[..., None]:
     return lambda *_: path.append(name)
+
+
+def _leaving(path: list[str]) -> Callable[..., None]:
+    def leave(*_: Any) -> None:
+        path.pop()
+
+    return leave
 
 
 def _on_host(tensor: Any) -> bool:

@@ -1,0 +1,87 @@
+"""``simgpu zoo build`` of a Hugging Face ``config.json``: the trace, its description, and refused input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simgpu.trace.folder import read_trace
+from simgpu.trace.model import Origin
+from tests.cli.cli_helpers import simgpu
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+USUAL = ("--batch", 2, "--length", 32, "--gpu", "h100")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_build_of_a_folder_and_of_its_file_write_the_same_trace(model: Path, tmp_path: Path) -> None:
+    for source, out in ((model, "a"), (model / "config.json", "b")):
+        done = simgpu("zoo", "build", source, *USUAL, "-o", tmp_path / out)
+        assert done.exit_code == 0, done.stderr
+        text = " ".join(done.stdout.split())
+        assert "parameters 95,040 (95.04 k)" in text and "saved for backward" in text
+    traces = [read_trace(tmp_path / out) for out in ("a", "b")]
+    assert (traces[0].kernels, traces[0].blocks, traces[0].saved) == (
+        traces[1].kernels,
+        traces[1].blocks,
+        traces[1].saved,
+    )
+    info = traces[0].info
+    assert (info.model, info.batch, info.dtype, info.origin) == ("tiny-llama", 2, "bfloat16", Origin.MODELLED)
+
+
+def test_default_folder_names_model_batch_length_and_gpu(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = simgpu("zoo", "build", model, *USUAL, "--dtype", "float32", "--optimizer", "adamw-fused")
+    assert done.exit_code == 0, done.stderr
+    assert read_trace(tmp_path / "tiny-llama-b2-t32-h100").info.dtype == "float32"
+
+
+def test_written_trace_runs(model: Path, tmp_path: Path) -> None:
+    simgpu("zoo", "build", model, *USUAL, "-o", tmp_path / "out")
+    done = simgpu("run", "--trace", tmp_path / "out", "--node", "h100", "--policy", "checkpoint", "--json")
+    assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch", 2, "--gpu", "h100"), "--length: is missing; give the number of tokens per sample"),
+        ((*USUAL, "--variant", "width=2"), "--variant: applies to networks of the zoo, not to a configuration"),
+        ((*USUAL, "--epochs", 3, "--compressibility"), "--epochs: applies to networks of the zoo"),
+        ((*USUAL, "--framework", "cudnn"), "--framework: applies to networks of the zoo"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(model: Path, arguments: tuple[object, ...], message: str) -> None:
+    done = simgpu("zoo", "build", model, *arguments)
+    assert done.exit_code == 2 and message in " ".join(done.stderr.split())
+
+
+def test_options_of_a_configuration_are_refused_for_a_network_of_the_zoo() -> None:
+    done = simgpu("zoo", "build", "vgg16", "--batch", 2, "--gpu", "v100", "--length", 32, "--dtype", "float32")
+    message = " ".join(done.stderr.split())
+    assert done.exit_code == 2
+    assert "--length: applies to the configuration of a decoder" in message and "--dtype: applies" in message
+
+
+def test_missing_configuration_is_refused_with_its_path(tmp_path: Path) -> None:
+    done = simgpu("zoo", "build", tmp_path / "nowhere" / "config.json", *USUAL)
+    assert done.exit_code == 2 and "no such file" in done.stderr
