@@ -50,3 +50,7 @@ class Decoder:
     def groups(self) -> int:
         """Number of query heads for each head of keys and values."""
         return self.heads // self.key_heads
+
+    def needs_mask(self, length: int) -> bool:
+        """Whether transformers masks a sliding window in fused attention of samples of this many tokens."""
+        return self.window is not None and length >= self.window

@@ -22,7 +22,7 @@ from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import sliced, split, unsqueeze
 
-#: Cosines and sines of the rotary embedding, and the mask of eager attention.
+#: Cosines and sines of the rotary embedding, and the mask, if any.
 _Places = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -49,7 +49,7 @@ class LlamaModel:
             with session.layer("embed_tokens"):
                 x = embedding(session, tokens, self.table)
             positions = token_positions(self.build, tokens.shape[1])
-            mask = causal_mask(self.build, positions)
+            mask = causal_mask(self.build, tokens.shape[0], positions)
             places = (*rotary_angles(self.build, positions), mask)
             if self.build.decoder.family == "gemma":
                 x = scale(session, x)

@@ -92,7 +92,8 @@ def decoder_iteration(
     >>> result.parameters, result.trace.info.origin.value
     (124439808, 'modelled')
     """
-    fused = fused_kernel(gpu.architecture, dtype, decoder.head_width)
+    masked = decoder.needs_mask(length)
+    fused = fused_kernel(gpu.architecture, dtype, decoder.head_width, masked=masked)
     problems = _problems(decoder, batch, length, gpu, dtype, attention, optimizer, fused)
     if problems:
         raise InputError(problems)
@@ -145,10 +146,6 @@ def _problems(
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
     fuses = attention == AttentionForm.SDPA
-    if fuses and decoder.window is not None and length >= decoder.window:
-        what = f"from {decoder.window} tokens on, transformers masks a sliding window, which is not modelled"
-        remedy = "give a smaller length or eager attention, or set sliding_window to null in the configuration"
-        problems.append(Problem("", "length", what, remedy))
     if not fuses and decoder.family == "gpt2":
         problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
     if not problems and fuses and fused is None:

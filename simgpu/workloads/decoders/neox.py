@@ -21,7 +21,7 @@ from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import split, unsqueeze
 
-#: Cosines and sines of the rotary embedding, and the mask of eager attention.
+#: Cosines and sines of the rotary embedding, and the mask, if any.
 _Places = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -93,7 +93,7 @@ class NeoxModel:
             with session.layer(names.table):
                 x = embedding(session, tokens, self.table)
             positions = token_positions(self.build, tokens.shape[1])
-            mask = causal_mask(self.build, positions)
+            mask = causal_mask(self.build, tokens.shape[0], positions)
             with session.layer(names.dropout):
                 x = dropout(session, x, self.build.decoder.embedding_dropout)
             places = (*rotary_angles(self.build, positions), mask)

@@ -217,17 +217,17 @@ def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = Non
 def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head.
 
-    With a mask, products and softmax run one after another, as in ``eager_attention_forward`` of transformers 4.51;
-    without, one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
+    Without a fused operator, products and softmax run one after another, as in ``eager_attention_forward`` of
+    transformers 4.51; else one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
     """
     session = build.session
     key, value = (_repeated(session, x, build.decoder.groups) for x in (key, value))
-    if mask is not None:
+    if build.fused is None:
+        assert mask is not None
         result = _products(build, query, key, value, mask)
     else:
-        assert build.fused is not None
         query, key, value = (contiguous(session, x) for x in (query, key, value))
-        result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout)
+        result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout, mask)
     batch, heads, tokens, width = result.shape
     joined = contiguous(session, transpose(session, result, 1, 2))
     return reshape(session, joined, (batch, tokens, heads * width))
@@ -243,15 +243,15 @@ def _products(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Ten
     return batched_product(session, weights, value)
 
 
-def causal_mask(build: Build, positions: Tensor) -> Tensor | None:
-    """The mask (1, 1, tokens, tokens) that eager attention adds, filled in every iteration; None for fused attention.
+def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
+    """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
 
-    It has one column more than tokens: the length of a cache that does not exist. Models with a sliding window mask
-    what is outside it too.
+    None for fused attention of fewer tokens than a sliding window. The mask has one column more than tokens: the length
+    of a cache that does not exist. Models with a sliding window mask what is outside it too.
     """
-    if build.fused is not None:
-        return None
     session, tokens = build.session, positions.shape[1]
+    if build.fused is not None and not build.decoder.needs_mask(tokens):
+        return None
     (mask,) = session.run("full", (), (((tokens, tokens + 1), build.dtype),))
     has_window = build.decoder.family in _WINDOWED
     if tokens > 1 and not has_window:
@@ -265,7 +265,8 @@ def causal_mask(build: Build, positions: Tensor) -> Tensor | None:
         session.run_in_place("bitwise_or_", hidden, (outside,))
     session.run_in_place("mul_", mask, (hidden,))
     session.keep((hidden, columns))
-    return mask.seen((1, 1, tokens, tokens), (0, 0, tokens + 1, 1))
+    size = tokens * (tokens + 1)
+    return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, tokens + 1, 1))
 
 
 def _repeated(session: Session, x: Tensor, times: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Fused attention as PyTorch runs it on CUDA: flash, or memory-efficient for numbers that flash does not support.
 
 The same conditions and results as in the recorder's model of attention. Neither stores the scores; backward computes
-them again. Masked attention is not fused here.
+them again. Flash attention supports no mask.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ _HALF = ("float16", "bfloat16")
 _WIDEST, _FLASH_WIDTH = 256, 8
 #: Memory-efficient attention rounds the number of stored sums up to this (``attention.cu``).
 _ROWS = 32
+#: The rows of a mask are aligned to this many values (``ATen/native/transformers/attention.cpp``).
+_MASK_WIDTH = 8
 
 
-def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None:
-    """The fused operator for causal attention without a mask, ``flash`` or ``efficient``; None if there is none.
+def fused_kernel(architecture: str | None, dtype: str, width: int, *, masked: bool = False) -> str | None:
+    """The fused operator for attention, ``flash`` or ``efficient``; None if there is none.
 
-    width: of a head.
+    width: of a head. masked: whether a mask is added to the scores.
 
     >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64)
     ('flash', 'efficient')
@@ -36,7 +38,7 @@ def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None
     True
     """
     has_flash = architecture in _FLASH
-    if has_flash and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
+    if has_flash and not masked and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
         return "flash"
     on_tensor_cores = has_flash or (architecture in ("volta", "turing") and dtype in _HALF)
     step = (128 // (16 if dtype in _HALF else 32)) if on_tensor_cores else 1
@@ -45,10 +47,18 @@ def fused_kernel(architecture: str | None, dtype: str, width: int) -> str | None
     return "efficient"
 
 
-def attention(session: Session, kind: str, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention of (batch, heads, tokens, width) tensors with equal numbers of heads.
+def attention(
+    session: Session,
+    kind: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads; causal without a mask.
 
-    kind: a result of `fused_kernel`.
+    kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     """
     op = f"_scaled_dot_product_{kind}_attention"
     batch, heads, tokens, _ = query.shape
@@ -58,19 +68,31 @@ def attention(session: Session, kind: str, query: Tensor, key: Tensor, value: Te
     else:
         sums, seed = ceil(tokens / _ROWS) * _ROWS, ((), "int64")
     inputs = (query, key, value)
+    bias = () if mask is None else (_aligned(session, mask, heads),)
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
-    created = session.run(op, inputs, results, strides=strides, operations=_forward(*inputs), pure=not dropout)
+    work = _forward(*inputs, sum(x.bytes for x in bias))
+    created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         grad = only(grads)
-        reads = (grad, *inputs, *created)
+        reads = (grad, *inputs, *bias, *created)
         shapes = [(x.shape, x.dtype) for x in inputs]
         work = _backward(grad, *inputs)
         return session.run(f"{op}_backward", reads, shapes, strides=strides, operations=work)
 
-    session.record(created[:1], inputs, backward, (*inputs, *created))
+    session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
     return created[0]
+
+
+def _aligned(session: Session, mask: Tensor, heads: int) -> Tensor:
+    """The mask repeated for all heads; a padded copy if its rows are not aligned (``preprocess_mask``)."""
+    batch, _, tokens, columns = mask.shape
+    if any(stride % _MASK_WIDTH for stride in mask.strides[:-1]):
+        padded = columns + _MASK_WIDTH - columns % _MASK_WIDTH
+        (mask,) = session.run("constant_pad_nd", (mask,), (((batch, 1, tokens, padded), mask.dtype),))
+    first, _, row, _ = mask.strides
+    return mask.seen((batch, heads, tokens, columns), (first, 0, row, 1))
 
 
 def _tokens_first(shape: Sizes) -> Sizes:
@@ -86,10 +108,10 @@ def _shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[GemmShape, GemmS
     return GemmShape(tokens, key.shape[2], width, count), GemmShape(tokens, value.shape[3], key.shape[2], count)
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor) -> tuple[Operation, ...]:
+def _forward(query: Tensor, key: Tensor, value: Tensor, added: int) -> tuple[Operation, ...]:
     scores, values = _shapes(query, key, value)
     return (
-        gemm(scores, query.bytes + key.bytes, query.count, query.dtype, Direction.FORWARD),
+        gemm(scores, query.bytes + key.bytes + added, query.count, query.dtype, Direction.FORWARD),
         gemm(values, value.bytes + query.bytes, query.count, query.dtype, Direction.FORWARD),
     )
 

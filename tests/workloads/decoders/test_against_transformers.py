@@ -40,6 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "mistral": {"model_type": "mistral", **_SIZES},
+    "mistral-window": {"model_type": "mistral", **_SIZES, "sliding_window": 100},
     "qwen2": {"model_type": "qwen2", **_SIZES},
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 64},
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},

@@ -94,10 +94,9 @@ def test_length_beyond_trained_positions_is_refused() -> None:
         built({"model_type": "gpt2", "n_layer": 1}, 1025)
 
 
-def test_length_within_a_sliding_window_is_built_and_beyond_it_only_with_eager_attention() -> None:
+def test_a_length_beyond_the_sliding_window_saves_a_mask_in_each_layer() -> None:
     windowed = {**SMALL, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 64}
-    assert built(windowed, 63).saved_bytes
-    with pytest.raises(InputError, match="from 64 tokens on, transformers masks a sliding window"):
-        built(windowed, 64)
-    assert built(windowed, 64, attention="eager").saved_bytes
-    assert built({**windowed, "sliding_window": None}, 64).saved_bytes
+    whole = {**windowed, "sliding_window": None}
+    assert built(windowed, 63).saved_bytes == built(whole, 63).saved_bytes
+    masks = [each for each in built(windowed, 64).saved if each.block.shape == (2, 1, 64, 72)]
+    assert [mask.layer for mask in masks] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
