@@ -262,6 +262,26 @@ def _gemma(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _gemma2(keys: _Keys) -> dict[str, Any]:
+    defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216, "vocabulary": 256000}
+    sizes = _sizes(keys, defaults, positions=8192)
+    head, bias = _head_width(keys, sizes, 256), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": _key_heads(keys, sizes, 4),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": bias,
+        "output_bias": bias,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "window": keys.number("sliding_window", 4096, 2**40),
+        "capped_scores": keys.values.get("attn_logit_softcapping", 50.0) is not None,
+        "capped_logits": keys.values.get("final_logit_softcapping", 30.0) is not None,
+    }
+
+
 def _phi3(keys: _Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
     sizes = _sizes(keys, defaults, positions=4096)
@@ -361,6 +381,7 @@ _FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": _gemma,
+    "gemma2": _gemma2,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

@@ -20,7 +20,8 @@ class Decoder:
     normalized_heads: whether queries and keys are normalized.
     parallel: whether attention and feed-forward part read the same value.
     embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
-    window: tokens from which on transformers adds a mask for a sliding window; None for never.
+    window: tokens from which on transformers adds a mask for a sliding window; None for never. Gemma 2 always adds one.
+    capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
     """
 
     family: str
@@ -45,6 +46,8 @@ class Decoder:
     attention_dropout: float = 0.0
     dropout: float = 0.0
     window: int | None = None
+    capped_scores: bool = False
+    capped_logits: bool = False
 
     @property
     def groups(self) -> int:
@@ -52,5 +55,5 @@ class Decoder:
         return self.heads // self.key_heads
 
     def needs_mask(self, length: int) -> bool:
-        """Whether transformers masks a sliding window in fused attention of samples of this many tokens."""
-        return self.window is not None and length >= self.window
+        """Whether transformers adds a mask to fused attention of samples of this many tokens."""
+        return self.family == "gemma2" or (self.window is not None and length >= self.window)

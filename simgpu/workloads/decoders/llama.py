@@ -1,4 +1,4 @@
-"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma and Phi-3."""
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Phi-3."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from simgpu.workloads.decoders.parts import (
     RmsNorm,
     activated,
     attended,
+    capped,
     causal_mask,
     heads_of,
     partly_rotated,
     rotary_angles,
     rotated,
     token_positions,
+    window_mask,
 )
 from simgpu.workloads.eager.pointwise import add, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
@@ -26,11 +28,17 @@ from simgpu.workloads.eager.views import sliced, split, unsqueeze
 _Places = tuple[Tensor, Tensor, Tensor | None]
 
 
+#: Families that scale the embedding, and normalize with one plus a weight.
+_GEMMA = ("gemma", "gemma2")
+_TWO_NORMS = ("input", "post_attention")
+_FOUR_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+
+
 class LlamaModel:
     """The weights of the model, created in the order of transformers' modules; calling it computes the logits."""
 
     def __init__(self, build: Build) -> None:
-        decoder, gemma = build.decoder, build.decoder.family == "gemma"
+        decoder, gemma = build.decoder, build.decoder.family in _GEMMA
         self.build = build
         session = build.session
         with session.layer("model"):
@@ -51,12 +59,16 @@ class LlamaModel:
             positions = token_positions(self.build, tokens.shape[1])
             mask = causal_mask(self.build, tokens.shape[0], positions)
             places = (*rotary_angles(self.build, positions), mask)
-            if self.build.decoder.family == "gemma":
+            if self.build.decoder.family in _GEMMA:
                 x = scale(session, x)
             for layer in self.layers:
                 x = layer(x, places)
             x = self.norm(x)
-        return self.head(x)
+        logits = self.head(x)
+        if not self.build.decoder.capped_logits:
+            return logits
+        with session.layer("loss"):
+            return capped(session, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +77,43 @@ class _Layer:
     name: str
     attention: _Attention | _FusedAttention
     inner: _Inner | _FusedInner
-    norms: tuple[RmsNorm, RmsNorm]
+    norms: tuple[RmsNorm, ...]
+    slides: bool
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
         name, fused = f"layers.{number}", build.decoder.family == "phi3"
-        added_one = build.decoder.family == "gemma"
+        places = _FOUR_NORMS if build.decoder.family == "gemma2" else _TWO_NORMS
+        added_one = build.decoder.family in _GEMMA
         with build.session.layer(name):
             attention = _FusedAttention.create(build) if fused else _Attention.create(build)
             inner = _FusedInner.create(build) if fused else _Inner.create(build)
-            first, second = (
-                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one)
-                for place in ("input", "post_attention")
+            norms = tuple(
+                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one) for place in places
             )
-        return cls(build, name, attention, inner, (first, second))
+        slides = build.decoder.family == "gemma2" and number % 2 == 0
+        return cls(build, name, attention, inner, norms, slides)
 
     def __call__(self, x: Tensor, places: _Places) -> Tensor:
         session, rate = self.build.session, self.build.decoder.dropout
+        if len(self.norms) > len(_TWO_NORMS):
+            return self._between_norms(x, places)
         first, second = self.norms
         with session.layer(self.name):
             x = add(session, x, dropout(session, self.attention(first(x), places), rate))
             return add(session, x, dropout(session, self.inner(second(x)), rate))
+
+    def _between_norms(self, x: Tensor, places: _Places) -> Tensor:
+        """Gemma 2: each part between two normalizations, and a sliding window in every other layer."""
+        session = self.build.session
+        first, second, third, fourth = self.norms
+        cosines, sines, mask = places
+        with session.layer(self.name):
+            if self.slides:
+                assert mask is not None
+                mask = window_mask(session, mask)
+            x = add(session, x, second(self.attention(first(x), (cosines, sines, mask))))
+            return add(session, x, fourth(self.inner(third(x))))
 
 
 @dataclass(frozen=True, slots=True)

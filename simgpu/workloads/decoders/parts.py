@@ -237,36 +237,51 @@ def _products(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Ten
     """Attention by a product, a mask that is added, a softmax in float32 and another product."""
     session = build.session
     scores = scale(session, batched_product(session, query, transpose(session, key, 2, 3)))
+    scores = capped(session, scores) if build.decoder.capped_scores else scores
     scores = add(session, scores, mask)
     weights = cast(session, softmax(session, scores, dtype="float32"), query.dtype)
     weights = dropout(session, weights, build.decoder.attention_dropout)
     return batched_product(session, weights, value)
 
 
+def capped(session: Session, x: Tensor) -> Tensor:
+    """Values limited by a tanh: divided, limited, multiplied."""
+    return scale(session, tanh(session, scale(session, x, "div")))
+
+
+def window_mask(session: Session, mask: Tensor) -> Tensor:
+    """The causal mask without what is outside Gemma 2's sliding window, computed in each layer that has one."""
+    (ones,) = session.run("ones_like", (), ((mask.shape, "bool"),))
+    outside = elementwise(session, "tril", ones)
+    (least,) = session.run("scalar_tensor", (), (((), mask.dtype),))
+    return elementwise(session, "where", outside, least, mask, dtype=mask.dtype)
+
+
 def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
 
-    None for fused attention of fewer tokens than a sliding window. The mask has one column more than tokens: the length
-    of a cache that does not exist. Models with a sliding window mask what is outside it too.
+    None for fused attention that needs none. The mask has one column more than tokens, the length of a cache that does
+    not exist, but for Gemma 2. Models with a sliding window mask what is outside it too.
     """
     session, tokens = build.session, positions.shape[1]
     if build.fused is not None and not build.decoder.needs_mask(tokens):
         return None
-    (mask,) = session.run("full", (), (((tokens, tokens + 1), build.dtype),))
+    width = tokens if build.decoder.family == "gemma2" else tokens + 1
+    (mask,) = session.run("full", (), (((tokens, width), build.dtype),))
     has_window = build.decoder.family in _WINDOWED
     if tokens > 1 and not has_window:
         mask = elementwise(session, "triu", mask)
     rows = positions.seen((tokens, 1))
-    (columns,) = session.run("arange", (), (((tokens + 1,), "int64"),))
+    (columns,) = session.run("arange", (), (((width,), "int64"),))
     hidden = elementwise(session, "gt", columns, rows, dtype="bool")
     if build.decoder.window is not None and has_window:
-        (columns,) = session.run("arange", (), (((tokens + 1,), "int64"),))
+        (columns,) = session.run("arange", (), (((width,), "int64"),))
         outside = elementwise(session, "le", columns, elementwise(session, "sub", rows), dtype="bool")
         session.run_in_place("bitwise_or_", hidden, (outside,))
     session.run_in_place("mul_", mask, (hidden,))
     session.keep((hidden, columns))
-    size = tokens * (tokens + 1)
-    return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, tokens + 1, 1))
+    size = tokens * width
+    return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, width, 1))
 
 
 def _repeated(session: Session, x: Tensor, times: int) -> Tensor:

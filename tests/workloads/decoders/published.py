@@ -81,6 +81,9 @@ PUBLISHED = {
     "google/gemma-2b": Published(
         _sizes("gemma", 2048, 16384, 18, 8, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416
     ),
+    "google/gemma-2-2b": Published(
+        _sizes("gemma2", 2304, 9216, 26, 8, 256000, num_key_value_heads=4, head_dim=256), 2_614_341_888
+    ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
     ),

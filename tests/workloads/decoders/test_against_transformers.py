@@ -43,6 +43,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "mistral-window": {"model_type": "mistral", **_SIZES, "sliding_window": 100},
     "qwen2": {"model_type": "qwen2", **_SIZES},
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 64},
+    "gemma": {"model_type": "gemma", **_SIZES, "num_key_value_heads": 1, "head_dim": 64},
+    "gemma2": {"model_type": "gemma2", **_SIZES, "head_dim": 64, "sliding_window": 100},
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
     "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
     "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
@@ -70,7 +72,8 @@ def built(values: dict[str, Any], length: int = LENGTH, **options: Any) -> Decod
 def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
     """Operator, phase, sizes of what it reads and writes, and duration."""
     blocks = trace.block_by_id
-    reads, writes = (tuple(sorted(blocks[name].bytes for name in names)) for names in (kernel.reads, kernel.writes))
+    on_device = ([blocks[name] for name in names] for names in (kernel.reads, kernel.writes))
+    reads, writes = (tuple(sorted(each.bytes for each in group if each.host_write is None)) for group in on_device)
     return kernel.op.removeprefix("aten::"), kernel.phase, reads, writes, kernel.duration_ns
 
 
@@ -79,7 +82,10 @@ def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
 )
 def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attention: str) -> None:
-    """Every kernel in order, with the bytes it reads and writes and its modelled duration."""
+    """Every kernel in order, with the bytes it reads and writes and its modelled duration.
+
+    The number by which Gemma scales its embedding is on the host, and counts as device memory on fake tensors.
+    """
     mine = built(SMALL[name], dtype=dtype, attention=attention).trace
     theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, attention)
     for phase in Phase:
@@ -89,13 +95,14 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
         assert kernels[0] == kernels[1], phase
     peaks = [trace_stats(trace) for trace in (mine, theirs)]
     assert peaks[0].peak_recorded is not None and peaks[1].peak_recorded is not None
-    assert peaks[0].peak_recorded.bytes == peaks[1].peak_recorded.bytes
+    on_host = sum(block.bytes for block in theirs.blocks if block.host_write is not None)
+    assert 0 <= peaks[1].peak_recorded.bytes - peaks[0].peak_recorded.bytes <= on_host
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
 def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
     """By their bytes, layer, and the numbers of the kernels."""
-    values = SMALL.get(name, {"model_type": "gemma", **_SIZES, "num_key_value_heads": 1, "head_dim": 64})
+    values = SMALL[name]
     rows = []
     for trace in (built(values).trace, recorded(values, BATCH, LENGTH)):
         number = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
