@@ -51,8 +51,8 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
         click.echo(json.dumps(_document(rows, parts, peaks), indent=2))
         return
     screen = Screen()
-    headers = ("row", "model", "published", "", "predicted", "error")
-    screen.print(table(headers, map(_compared, peaks), unbroken=(0, 2, 3, 4, 5)))
+    titles = ("row", "model", "published", "", "predicted", "error")
+    screen.print(table(titles, map(_compared, peaks), unbroken=(0, 2, 3, 4, 5)))
     screen.print(table(("median error of the peak", "", "rows"), _medians(peaks)))
     for cause in dict.fromkeys(peak.cause for peak in peaks if peak.cause):
         screen.print(f"{', '.join(dict.fromkeys(peak.row.id for peak in peaks if peak.cause == cause))}: {cause}")

@@ -13,8 +13,7 @@ from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.work import gemm
-from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
+from simgpu.workloads.timemodel.operation import AttentionShape, Direction, Operation, OperationKind
 
 #: Architectures that flash attention supports, with half-precision numbers only.
 _FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
@@ -71,14 +70,14 @@ def attention(
     bias = () if mask is None else (_aligned(session, mask, heads),)
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
-    work = _forward(*inputs, sum(x.bytes for x in bias))
+    work = _work(kind, *inputs, bias[0] if bias else None, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         grad = only(grads)
         reads = (grad, *inputs, *bias, *created)
         shapes = [(x.shape, x.dtype) for x in inputs]
-        work = _backward(grad, *inputs)
+        work = _work(kind, *inputs, bias[0] if bias else None, Direction.BACKWARD_DATA)
         return session.run(f"{op}_backward", reads, shapes, strides=strides, operations=work)
 
     session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
@@ -101,31 +100,23 @@ def _tokens_first(shape: Sizes) -> Sizes:
     return heads * tokens * width, width, heads * width, 1
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[GemmShape, GemmShape]:
-    """The products of queries with keys, and of their softmax with values."""
+def _work(
+    kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, direction: Direction
+) -> tuple[Operation, ...]:
+    """One operation without memory traffic for scores; backward reads operands, result and its gradient, and writes the
+    operands' gradients."""
     batch, heads, tokens, width = query.shape
-    count = batch * heads
-    return GemmShape(tokens, key.shape[2], width, count), GemmShape(tokens, value.shape[3], key.shape[2], count)
-
-
-def _forward(query: Tensor, key: Tensor, value: Tensor, added: int) -> tuple[Operation, ...]:
-    scores, values = _shapes(query, key, value)
-    return (
-        gemm(scores, query.bytes + key.bytes + added, query.count, query.dtype, Direction.FORWARD),
-        gemm(values, value.bytes + query.bytes, query.count, query.dtype, Direction.FORWARD),
+    shape = AttentionShape(
+        heads=batch * heads,
+        rows=tokens,
+        keys=key.shape[2],
+        width=width,
+        values=value.shape[3],
+        causal=mask is None,
+        efficient=kind == "efficient",
     )
-
-
-def _backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor) -> tuple[Operation, ...]:
-    """Recomputed scores, then the gradients of values, scores, queries and keys."""
-    scores, values = _shapes(query, key, value)
-    products = (
-        (scores, query.bytes + key.bytes, query),
-        (GemmShape(scores.n, values.n, scores.m, scores.count), grad.bytes + value.bytes, value),
-        (GemmShape(scores.m, scores.n, values.n, scores.count), value.bytes, query),
-        (GemmShape(scores.m, scores.k, scores.n, scores.count), query.bytes, query),
-        (GemmShape(scores.n, scores.k, scores.m, scores.count), key.bytes, key),
-    )
-    return tuple(
-        gemm(shape, moved, result.count, query.dtype, Direction.BACKWARD_DATA) for shape, moved, result in products
-    )
+    moved = 2 * query.bytes + key.bytes + value.bytes
+    moved = moved + (0 if mask is None else mask.bytes) if direction is Direction.FORWARD else 2 * moved
+    flops = shape.flops(direction)
+    work = Operation(OperationKind.ATTENTION, flops, moved, query.count, direction, dtype=query.dtype, attention=shape)
+    return (work,)
