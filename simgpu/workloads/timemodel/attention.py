@@ -44,7 +44,7 @@ def fused_seconds(
     >>> hopper = parameters.architectures["hopper"].attention
     >>> seconds = fused_seconds(shape, Direction.FORWARD, 821e12, 66.9e12, 132, hopper, parameters.attention)
     >>> round(shape.flops(Direction.FORWARD) / seconds / 1e12)
-    370
+    369
     """
     forward = direction is Direction.FORWARD
 
