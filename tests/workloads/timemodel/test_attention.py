@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.workloads.timemodel.parameters import load_parameters
@@ -54,7 +55,7 @@ def test_the_law_of_a_long_kernel_is_products_plus_softmax() -> None:
     efficient=st.booleans(),
 )
 def test_attention_never_exceeds_the_peak_rate_or_the_memory_bandwidth(
-    gpu, heads: int, rows: int, width: int, direction: Direction, causal: bool, efficient: bool
+    gpu: GpuSpec, heads: int, rows: int, width: int, direction: Direction, causal: bool, efficient: bool
 ) -> None:
     shape = AttentionShape(heads, rows, rows, width, width, causal, efficient)
     operation = attention(shape, direction, "float16")
@@ -64,7 +65,7 @@ def test_attention_never_exceeds_the_peak_rate_or_the_memory_bandwidth(
 
 
 @pytest.mark.parametrize("gpu", GPUS[1:], ids=lambda gpu: gpu.name)
-def test_a_causal_mask_saves_time_but_less_than_half_forward(gpu) -> None:
+def test_a_causal_mask_saves_time_but_less_than_half_forward(gpu: GpuSpec) -> None:
     full, causal = (time_model(gpu).duration_ns(attention(replace(LONG, causal=each))) for each in (False, True))
     assert full / 2 < causal < full
 
