@@ -41,6 +41,7 @@ _BUILT_IN = {
     "checkpoint": "simgpu.policies.checkpoint:Checkpoint",
     "save_on_cpu": "simgpu.policies.save_on_cpu:SaveOnCpu",
     "async_offload": "simgpu.policies.async_offload:AsyncOffload",
+    "offload_activations": "simgpu.policies.offload_activations:OffloadActivations",
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",

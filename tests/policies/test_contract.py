@@ -119,6 +119,16 @@ class TestAsyncOffload(PolicyContract):
     )
 
 
+class TestOffloadActivations(PolicyContract):
+    policy = "offload_activations"
+    copies_ahead = True
+    parameter_sets = (
+        {"min_offload_size": 0},
+        {"min_offload_size": 1, "max_fwd_stash_size": 1, "saved_again": "offloaded"},
+        {"min_offload_size": 60_000, "use_streams": False, "saved_again": "offloaded"},
+    )
+
+
 class TestCheckmate(PolicyContract):
     policy = "checkmate"
     parameter_sets = ({"groups": 10, "evaluations": 10_000}, {"groups": 12, "method": "rounding"})
@@ -164,6 +174,7 @@ class TestAccumulate(PolicyContract):
         {"micro_batches": 2, "inside": "checkpoint"},
         {"micro_batches": 4, "inside": "async_offload(min_bytes=1)"},
         {"micro_batches": 4, "inside": "save_on_cpu"},
+        {"micro_batches": 4, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
         {"micro_batches": 2, "inside": "joint(evaluations=2000, lower_bound=false)"},
     )
 

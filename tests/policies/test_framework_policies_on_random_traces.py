@@ -21,6 +21,17 @@ FRAMEWORK_POLICIES = [
         "async_offload",
         st.fixed_dictionaries({"prefetch": st.integers(0, 3), "stash": st.integers(0, 3), "min_bytes": st.just(1)}),
     ),
+    (
+        "offload_activations",
+        st.fixed_dictionaries(
+            {
+                "max_fwd_stash_size": st.integers(1, 6),
+                "min_offload_size": st.just(1),
+                "use_streams": st.booleans(),
+                "saved_again": st.sampled_from(["resident", "offloaded"]),
+            }
+        ),
+    ),
 ]
 
 
