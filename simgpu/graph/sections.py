@@ -333,13 +333,20 @@ def saved_inside(
 
 
 def rerun_of(
-    graph: TaskGraph, ancestry: Ancestry, region: Region, saved: Sequence[Saved], held: Collection[int]
+    graph: TaskGraph,
+    ancestry: Ancestry,
+    region: Region,
+    saved: Sequence[Saved],
+    held: Collection[int],
+    *,
+    to_end: bool = False,
 ) -> Rerun:
     """How a region runs again before the first kernel that takes one of its saved tensors back.
 
-    held: blocks written in the region that are still on the device then.
+    held: blocks written in the region that are still on the device then. to_end: whether all of the region runs again,
+    and not only up to the last kernel before its last saved tensor.
     """
-    return _Rerunning(graph, ancestry, region, saved, set(held)).result()
+    return _Rerunning(graph, ancestry, region, saved, set(held), to_end).result()
 
 
 @dataclass
@@ -351,12 +358,13 @@ class _Rerunning:
     region: Region
     saved: Sequence[Saved]
     retained: set[int]
+    to_end: bool
 
     def __post_init__(self) -> None:
         graph, region = self.graph, self.region
         self.start = min(tensor.before for tensor in self.saved)
         last = max(tensor.after for tensor in self.saved)
-        self.kernels = range(region.first, min(region.stop, last + 1))
+        self.kernels = range(region.first, region.stop if self.to_end else min(region.stop, last + 1))
         births = graph.births
         self.inside = {b for b, birth in enumerate(births) if birth is not None and region.first <= birth < region.stop}
         self.retained |= {b for b in self.inside if graph.blocks[b].host_write is not None}

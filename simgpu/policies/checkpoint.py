@@ -9,7 +9,20 @@ backward continues.
   number requests that many sections with equal numbers of layers, as `torch.utils.checkpoint.checkpoint_sequential`
   cuts them: the last section, which takes the remainder, is not checkpointed. Such sections may begin within a residual
   block, where PyTorch could not cut. 0, the default, checkpoints all modules that allow it, such as residual blocks
-  (`simgpu.graph.sections`). A note summarises the sections; the program lists them all.
+  (`simgpu.graph.sections`). A `*` in a name stands for any part of a path: ``layers.*.mlp`` is a module of each layer.
+  A note summarises the sections; the program lists them all.
+* Of these modules in order, `first`, `every`, `count` and `group` choose some and join them, as other frameworks do
+  (`FRAMEWORKS.md`): Transformers' ``every_n_layers`` from the first, torchtitan's ``selective_ac_option`` n from the
+  n-th, Megatron-LM's ``block`` the first n, and its ``uniform`` n together. Joined modules between which others lie are
+  regions of their own.
+* `keep` names operators whose results a region keeps in forward, as PyTorch's `create_selective_checkpoint_contexts`
+  does (torch/utils/checkpoint.py, 2.13): they do not run again, all others do, those too that only they read. A result
+  that backward does not need is held until the rerun takes it; where the rerun stops before it, as long as the inputs.
+  Results that are changed in place later are not kept, which PyTorch refuses. ``mm/2`` keeps every second result of a
+  region, from the first. ``torchtitan`` is the list of torchtitan's ``SelectiveAC`` without the collectives
+  (torchtitan/distributed/activation_checkpoint.py, commit b5bcd76c of 2026-08-21), and ``compute_intensive_ops`` of
+  torch/_functorch/partitioners.py, which it adds.
+* `early_stop=False` runs regions again to their end, as reentrant checkpoints, Unsloth, Megatron-LM and torchtitan do.
 * A region is a run of consecutive forward kernels of a section. A section that is interrupted, or runs twice, has
   several regions.
 * Blocks created inside a region stay in forward until the framework drops them. Recomputed blocks that backward uses
@@ -24,7 +37,7 @@ backward continues.
   PyTorch creates them a second time. A note lists the kernels that are not run again.
 * `inputs` says where inputs of sections are between their last use in forward and the first one in backward: resident;
   in another memory (`to`), where compute waits for both copies, as they are on its stream (Unsloth's offloaded
-  checkpoints, which also run a section to its end); or there with copies on streams of their own, like ZeRO-Infinity's
+  checkpoints, Transformers' ``offload``); or there with copies on streams of their own, like ZeRO-Infinity's
   activations on the host or an NVMe SSD (Rajbhandari et al., SC 2021; its text was not at hand, so it is decided here
   that they are fetched one section ahead). Only activations move, not what the iteration begins with.
 """
@@ -43,8 +56,6 @@ from simgpu.graph.sections import (
     NUMBERED,
     Region,
     Rerun,
-    Sections,
-    default_sections,
     regions_of,
     rerun_of,
     saved_inside,
@@ -54,9 +65,9 @@ from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter, require_undivided
 from simgpu.policies.common.framework import framework, saved_note
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
+from simgpu.policies.common.section_choice import chosen, keeping_rules, kept_results, sections_of
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import HOST, Program, Section
-from simgpu.trace.model import Phase
 from simgpu.units import format_bytes, format_time
 
 #: Names of sections that a note lists.
@@ -77,6 +88,14 @@ class Checkpoint(Policy):
         "that can be checkpointed, such as residual blocks",
     )
 
+    first: int = parameter(0, "the first of these modules that is checkpointed, counted from 0")
+    every: int = parameter(1, "of the modules from there on, every n-th is checkpointed")
+    count: int = parameter(0, "at most as many of these are checkpointed; 0: all")
+    group: int = parameter(1, "number of these modules that are one section together")
+    keep: Sequence[str] = parameter(
+        (), "operators whose results are kept, such as _scaled_dot_product_*, or mm/2 for every second; or torchtitan"
+    )
+    early_stop: bool = parameter(True, "whether a section runs again only up to what backward needs last")
     inputs: Literal["resident", "waiting", "overlapped"] = parameter(
         "resident", "where the sections' inputs are until backward: resident, or elsewhere with copies of this kind"
     )
@@ -86,6 +105,7 @@ class Checkpoint(Policy):
         # A list, as files have it, cannot be hashed.
         if not isinstance(self.blocks, int):
             object.__setattr__(self, "blocks", tuple(self.blocks))
+        object.__setattr__(self, "keep", tuple(self.keep))
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for unknown or nested modules, for more sections than layers, for several
@@ -93,10 +113,14 @@ class Checkpoint(Policy):
         if self.to not in context.node.next_to_device:
             what, known = f"no link goes from the device to memory {self.to!r}", context.node.next_to_device
             raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
+        self._check_numbers()
+        rules = keeping_rules(self.keep)
         if self.inputs != "resident":
             require_undivided(context.graph, f"{self.name} with inputs elsewhere")
         graph, transforms = framework(context.graph, self.name)
-        section_of, how = _sections(graph, self.blocks)
+        section_of, how = chosen(
+            sections_of(graph, self.blocks), first=self.first, every=self.every, count=self.count, group=self.group
+        )
         autograd_saved = saved_tensors(graph)
         regions = regions_of(graph, section_of)
         repeated = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
@@ -107,10 +131,20 @@ class Checkpoint(Policy):
         unused, freed = (
             dict(zip(tensors, ends(graph, tensors), strict=True)) for ends in (backward_ends, autograd_ends)
         )
-        writing = _Checkpointing(graph, parts, unused, freed, self.inputs, self.to)
+        kept = {region: kept_results(graph, region, rules) for region, _ in parts}
+        writing = _Checkpointing(graph, parts, unused, freed, kept, self.early_stop, self.inputs, self.to)
         writing.write()
         notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
+
+    def _check_numbers(self) -> None:
+        least = {"first": 0, "every": 1, "count": 0, "group": 1}
+        low = [(name, value) for name, value in least.items() if int(getattr(self, name)) < value]
+        if low:
+            raise InputError(
+                Problem("", f"parameters.{name}", f"{getattr(self, name)} is too small", f"give {value} or more")
+                for name, value in low
+            )
 
 
 def _sections_note(sections: Sequence[Section], how: str) -> str:
@@ -130,60 +164,29 @@ def _name(section: Section) -> str:
     return section.name if not section.name.startswith(NUMBERED) else " to ".join(backward_ends)
 
 
-def _sections(graph: TaskGraph, blocks: int | Sequence[str]) -> Sections:
-    """The name of the section of each checkpointed layer."""
-    if blocks == 0:
-        return default_sections(graph)
-    forward = (graph.layers.name_of(k) for k, kernel in enumerate(graph.kernels) if kernel.phase is Phase.FORWARD)
-    layers = [name for name in dict.fromkeys(forward) if not name.startswith("(")]
-    if not isinstance(blocks, int):
-        return Sections(_named(graph, layers, blocks), "modules as named")
-    if not 0 <= blocks <= len(layers):
-        what = f"{blocks} sections of {len(layers)} layers"
-        raise InputError.single("", "parameters.blocks", what, f"give a number from 0 to {len(layers)}, or modules")
-    size = len(layers) // blocks
-    checkpointed = enumerate(layers[: (blocks - 1) * size])
-    how = f"all but the last of {blocks} of equal numbers of layers"
-    return Sections({layer: f"{NUMBERED}{place // size + 1}" for place, layer in checkpointed}, how)
-
-
-def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> dict[str, str]:
-    """The layers of named modules."""
-    problems = []
-    paths = {".".join(parts[:n]) for layer in layers if (parts := layer.split(".")) for n in range(1, len(parts) + 1)}
-    for name in dict.fromkeys(blocks):
-        outer = next((other for other in blocks if name.startswith(f"{other}.")), None)
-        if name not in paths:
-            what = f"no layer of {graph.trace.name or graph.trace.info.model} is '{name}' or lies in it"
-            problems.append(Problem("", "parameters.blocks", what, did_you_mean(name, sorted(paths))))
-        elif outer is not None:
-            what, remedy = f"'{name}' lies in '{outer}'", "name one of them"
-            problems.append(Problem("", "parameters.blocks", what, remedy))
-        elif blocks.count(name) > 1:
-            problems.append(Problem("", "parameters.blocks", f"'{name}' is there twice", "name it once"))
-    if problems:
-        raise InputError(problems)
-    return {layer: name for layer in layers for name in blocks if layer == name or layer.startswith(f"{name}.")}
-
-
 @dataclass
 class _Checkpointing:
     """Writes the iteration. parts: the regions and the tensors saved inside each. unused, freed: for each saved tensor
-    the kernel of backward after which its operator drops it, and after which autograd frees it. inputs, to: of the
-    policy."""
+    the kernel of backward after which its operator drops it, and after which autograd frees it. kept: for each region
+    the kernels whose results it keeps, with their blocks. early_stop, inputs, to: of the policy. taken: for each region
+    the kept results that its rerun drops, with the kernel after which forward drops them without checkpointing."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
     unused: dict[Saved, int]
     freed: dict[Saved, int]
+    kept: dict[Region, dict[int, list[int]]]
+    early_stop: bool
     inputs: str
     to: str
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
+    taken: defaultdict[Region, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
 
     def __post_init__(self) -> None:
         graph = self.graph
+        self.saved = dict(self.parts)
         entering = self._entering()
         releases = [
             None if recorded is None else max(recorded, entering.get(b, recorded))
@@ -195,30 +198,53 @@ class _Checkpointing:
         for region, saved in self.parts:
             start = min(tensor.before for tensor in saved)
             first = self._first_releases(region, saved, start, entering)
-            rerun = rerun_of(graph, ancestry, region, saved, [b for b, until in first.items() if until is None])
+            kept = {b for results in self.kept[region].values() for b in results}
+            held = {b for b, until in first.items() if until is None} | kept
+            rerun = rerun_of(graph, ancestry, region, saved, held, to_end=not self.early_stop)
             read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
+                recorded = releases[b]
                 if b not in rerun.retained:
                     releases[b] = until
+                elif b in kept and recorded is not None and recorded < start:
+                    releases[b] = self._kept_until(region, rerun, b, recorded, start)
                 elif b in read:
-                    recorded = releases[b]
                     releases[b] = None if recorded is None else max(recorded, start)
             made_again = first.keys() - set(rerun.retained)
             for b in (read & entering.keys()) - made_again:
                 read_at[b].append(start)
-            skipped += rerun.left_out
+            skipped += [k for k in rerun.left_out if k not in self.kept[region]]
             self.sections += (self._section(region, rerun),)
             self.reruns[start].insert(0, (region, rerun))
-        self.saved = dict(self.parts)
         self.writer = Eager(graph, releases)
+        for region, taken in self.taken.items():
+            self.writer.not_after(min(tensor.before for tensor in self.saved[region]), taken)
         self.away = [] if self.inputs == "resident" else inputs_away(graph, read_at)
         self.offloaded = OffloadedInputs(self.writer, self.away, self.to, overlapped=self.inputs == "overlapped")
-        self.notes = self._away_note()
+        self.notes = (*self._kept_note(), *self._away_note())
         if skipped:
             ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in skipped))
             took = format_time(sum(graph.durations[k] for k in skipped))
             why = "what they found has changed, or what they made is still held"
             self.notes += (f"not run again, {took} in all: {len(skipped)} of {ops}, since {why}",)
+
+    def _kept_until(self, region: Region, rerun: Rerun, b: int, recorded: int, start: int) -> int:
+        """The kernel after which a kept result is released that backward does not need: the rerun drops it before
+        `start`; one that an early stop does not reach is held as long as the region's inputs."""
+        birth, last = self.graph.births[b], max((k for k, _ in rerun.runs), default=-1)
+        if self.early_stop and birth is not None and birth > last:
+            return max(self.freed[tensor] for tensor in self.saved[region])
+        self.taken[region][b] = recorded
+        return start
+
+    def _kept_note(self) -> tuple[str, ...]:
+        """How many results are kept, of which operators."""
+        kept = {k: results for each in self.kept.values() for k, results in each.items()}
+        if not kept:
+            return ()
+        ops = ", ".join(dict.fromkeys(self.graph.kernels[k].op for k in kept))
+        size = format_bytes(sum(self.graph.sizes[b] for results in kept.values() for b in results))
+        return (f"results kept in sections: {len(kept)} of {ops}, {size}",)
 
     def _away_note(self) -> tuple[str, ...]:
         """How much is in another memory until backward."""
@@ -280,6 +306,7 @@ class _Checkpointing:
         """Run the kernels of a region again before kernel `start`."""
         backward_ends = self._ends(region, rerun, start)
         initialized: set[int] = set()
+        self.writer.release(backward_ends[-1])
         for place, (k, makes) in enumerate(rerun.runs):
             self.writer.recompute(k, makes, [b for b in makes if b not in initialized])
             initialized.update(makes)
@@ -287,7 +314,7 @@ class _Checkpointing:
 
     def _ends(self, region: Region, rerun: Rerun, start: int) -> defaultdict[int, list[int]]:
         """The blocks to release after each recomputed kernel, by its place. A block that backward uses is released
-        after its last use and after backward's last use of the tensors saved from it."""
+        after its last use and after backward's last use of the tensors saved from it. Place -1: before the first."""
         graph = self.graph
         done: dict[int, int] = {}
         for tensor in self.saved[region]:
@@ -304,4 +331,7 @@ class _Checkpointing:
             else:
                 places = [place for place, (k, _) in enumerate(rerun.runs) if recorded is not None and k <= recorded]
                 backward_ends[max(used[b], *places[-1:])].append(b)
+        for b, recorded in self.taken[region].items():
+            places = [place for place, (k, _) in enumerate(rerun.runs) if k <= recorded]
+            backward_ends[max(used.get(b, -1), *places[-1:], -1)].append(b)
         return backward_ends

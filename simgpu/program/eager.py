@@ -86,6 +86,11 @@ class Eager:
         """Release block b after kernel k, which has not run yet."""
         self.deaths[k] = (*self.deaths[k], b)
 
+    def not_after(self, k: int, blocks: Iterable[int]) -> None:
+        """Do not release these blocks after kernel k, but where the caller writes it."""
+        others = set(blocks)
+        self.deaths[k] = tuple(b for b in self.deaths[k] if b not in others)
+
     def release_ended(self, k: int) -> None:
         """Release the blocks that end with kernel k, and end its round with the last kernel."""
         self.release(self.deaths[k])

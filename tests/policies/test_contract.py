@@ -102,6 +102,8 @@ class TestCheckpoint(PolicyContract):
         {"blocks": 3, "inputs": "waiting"},
         {"inputs": "overlapped"},
         {"blocks": 4, "inputs": "overlapped"},
+        {"blocks": 4, "first": 1, "every": 2, "early_stop": False},
+        {"blocks": 4, "group": 2, "count": 2, "keep": ("conv*/2", "aten::add", "linear"), "inputs": "waiting"},
     )
 
 

@@ -16,6 +16,17 @@ from tests.semantics.random_traces import repeatable_traces, traces
 
 FRAMEWORK_POLICIES = [
     ("checkpoint", st.builds(dict)),
+    (
+        "checkpoint",
+        st.fixed_dictionaries(
+            {
+                "every": st.integers(1, 2),
+                "group": st.integers(1, 2),
+                "keep": st.sampled_from([(), ("*",), ("*/2",)]),
+                "early_stop": st.booleans(),
+            }
+        ),
+    ),
     ("save_on_cpu", st.builds(dict)),
     (
         "async_offload",
@@ -54,8 +65,13 @@ def test_checkpointing_any_sections_adds_the_time_of_recomputed_kernels(data: st
     count = sum(kernel.phase is Phase.FORWARD for kernel in trace.kernels)
     names = [f"L{n}" for n in range(count)]
     blocks = data.draw(st.one_of(st.integers(0, count), st.lists(st.sampled_from(names), min_size=1, unique=True)))
-    verify(make_policy("checkpoint", {"blocks": blocks}).plan(context_of(trace, PLENTY)), TaskGraph.of(trace))
-    result = run(trace, "checkpoint", blocks=blocks)
+    how = {
+        "blocks": blocks,
+        "keep": data.draw(st.sampled_from([(), ("*",), ("*/2",)])),
+        "early_stop": data.draw(st.booleans()),
+    }
+    verify(make_policy("checkpoint", how).plan(context_of(trace, PLENTY)), TaskGraph.of(trace))
+    result = run(trace, "checkpoint", **how)
     again = run_again(result.program, trace)
     assert result.iteration_ns == result.ideal_ns + sum(k.duration_ns * again.count(k.id) for k in trace.kernels)
     assert result.steady
