@@ -23,9 +23,10 @@ Hooks of `torch.autograd.graph.saved_tensors_hooks` see every saved tensor. One 
 
 What the sources leave open, or the trace does not record, is decided here:
 
-* The host launches work without delay, so that only streams order it. Device memory counts from when the stream that
-  fetches gets to it; PyTorch counts it from the call. So during an operator its own tensors and those of the next one
-  count here, in `torch.cuda.max_memory_allocated` its own and those of the one before.
+* The host launches work without delay, so that only streams order it. A fetched tensor has device memory from when its
+  copy may begin until its operator has ended, as in the memory pool of the copy stream; PyTorch counts it from the call
+  on. So during an operator its own tensors and those of the next one count here, in `max_memory_allocated` its own and
+  those of the one before; and those of the first two from the last offload on, there from backward on.
 * Two saved tensors begin at the same address if both cover the same block. Views of a part count as different.
 * Parameters and buffers are persistent blocks other than inputs and labels, as TRL finds them by their storage.
   torchtune asks for the class of the tensor, and so offloads the transposed view of a weight that a product saves.
@@ -208,6 +209,10 @@ class _Hooks:
                     self.left[number] = k
         self.fetched.update(self.offloaded)
 
+    def packs(self, numbers: Iterable[int]) -> bool:
+        """Whether any of these saved tensors is offloaded."""
+        return any(number in self.dropped for number in numbers)
+
     def _pack(self, number: int, k: int) -> None:
         if not self.large[number] or self._is_again(number):
             return
@@ -243,31 +248,67 @@ class _Hooks:
         return False
 
 
+class _Places(NamedTuple):
+    """Where operators fetch, by kernel: before it and after it, and by the first kernel of the operator at whose end
+    the one after the next is fetched. begins, ends: the operators that begin before, and end after a kernel."""
+
+    before: defaultdict[int, list[_Node]]
+    after: defaultdict[int, list[_Node]]
+    behind: defaultdict[int, list[_Node]]
+    begins: defaultdict[int, list[_Node]]
+    ends: defaultdict[int, list[_Node]]
+
+
+def _places(graph: TaskGraph, hooks: _Hooks, nodes: Sequence[_Node]) -> _Places:
+    """Where these operators are fetched: as early as the copy stream may begin.
+
+    The first two of a round are fetched behind its last offload, the others at the end of the one before the one
+    before; none later than it begins.
+    """
+    places = _Places(*[defaultdict[int, list[_Node]](list) for _ in range(5)])
+    for node in nodes:
+        places.begins[node.first].append(node)
+        places.ends[node.last].append(node)
+    for part in graph.rounds:
+        own = [node for node in nodes if part.first <= node.first < part.stop]
+        offloads = sorted(
+            k for k, numbers in hooks.saved.items() if k in range(part.first, part.stop) and hooks.packs(numbers)
+        )
+        for number, node in enumerate(own):
+            last = next((k for k in reversed(offloads) if k < node.first), -1)
+            earlier = own[number - 2] if number > 1 else None
+            if earlier is not None and last < earlier.last < node.first:
+                places.behind[earlier.first].append(node)
+            elif last >= 0 and (earlier is None or earlier.last <= last):
+                places.after[last].append(node)
+            else:
+                places.before[node.first].append(node)
+    return places
+
+
 @dataclass
 class _Offloading:
-    """Writes the iteration. read: for each offloaded tensor, the kernels that read its fetched copy."""
+    """Writes the iteration. read: for each offloaded tensor, the kernels that read its fetched copy. left, arrived: the
+    events at the ends of its copies."""
 
     graph: TaskGraph
     hooks: _Hooks
     use_streams: bool
     read: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    ended: dict[int, int] = field(default_factory=dict)
+    left: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         graph, hooks = self.graph, self.hooks
         self.read = {n: hooks.read[n] if n in hooks.fetched else () for n in hooks.offloaded}
         self.form = {n: len(graph.blocks) + place for place, n in enumerate(hooks.offloaded)}
         self.writer = Eager(graph, self._releases())
-        self.beginning: defaultdict[int, list[_Node]] = defaultdict(list)
-        self.ending: defaultdict[int, list[_Node]] = defaultdict(list)
-        for node in hooks.nodes:
-            self.beginning[node.first].append(node)
-            self.ending[node.last].append(node)
-        #: The kernel with which the last operator of each round that has offloaded tensors ends.
-        lasts = ([node.last for node in hooks.nodes if part.first <= node.last < part.stop] for part in graph.rounds)
-        self.backward_ends = {max(each) for each in lasts if each}
-        #: Fetched tensors on the device, with the event at the end of their operator, None while it runs.
-        self.live: dict[int, int | None] = {}
+        self.fetching = [
+            node._replace(numbers=fetched)
+            for node in hooks.nodes
+            if (fetched := tuple(n for n in node.numbers if n in hooks.fetched))
+        ]
+        self.places = _places(graph, hooks, self.fetching)
 
     def _releases(self) -> list[int | None]:
         """The kernel after which each block is released."""
@@ -284,20 +325,20 @@ class _Offloading:
 
     def write(self) -> None:
         """Write all kernels with the copies and releases between them."""
-        hooks = self.hooks
+        hooks, places = self.hooks, self.places
         fetches = self._fetches_on_one_stream()
         for k in range(len(self.graph.kernels)):
             self._offload(hooks.entering[k])
-            for node in self.beginning[k]:
-                self._fetch(node)
+            self._fetch(places.before[k])
+            for node in places.begins[k]:
+                for number in node.numbers:
+                    self.writer.wait(self.arrived[number])
             for number, until in fetches[k]:
                 self._fetch_waiting(number, until)
             self.writer.run(k)
-            for place, node in enumerate(self.ending[k]):
-                self._end(node, () if place else hooks.flushed.get(k, ()))
-            if k in self.backward_ends:
-                self._free(list(self.live))
+            self._end(places.ends[k], hooks.flushed.get(k, ()))
             self._offload(hooks.saved[k])
+            self._fetch(places.after[k])
             self.writer.release_ended(k)
 
     def _offload(self, numbers: Iterable[int]) -> None:
@@ -313,44 +354,40 @@ class _Offloading:
             code = self.writer.code[DATA]
             code.acquire((form,), HOST)
             code.copy(block, DEVICE, HOST, form)
-            self.ended[number] = self.writer.signal(DATA)
+            self.left[number] = self.writer.signal(DATA)
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Compute waits for these offloads, whose tensors leave the stash; a copy that nobody fetches is freed."""
         for number in numbers:
-            self.writer.wait(self.ended[number])
+            self.writer.wait(self.left[number])
             if number not in self.hooks.fetched:
                 self.writer.release((self.form[number],), HOST)
 
-    def _fetch(self, node: _Node) -> None:
-        code = self.writer.code[DATA]
-        for number in node.numbers:
-            if number in self.hooks.fetched:
-                form = self.form[number]
-                code.acquire((form,), DEVICE)
-                code.copy(form, HOST, DEVICE)
-                code.release((form,), HOST)
-                self.live[number] = None
-                self.writer.wait(self.writer.signal(DATA))
+    def _fetch(self, nodes: Iterable[_Node]) -> None:
+        """Compute requests the memory for these operators' tensors, and the copy stream fetches one after the other."""
+        for node in nodes:
+            self.writer.acquire(self.form[n] for n in node.numbers)
+            self.writer.wait(self.writer.signal(), DATA)
+            code = self.writer.code[DATA]
+            for number in node.numbers:
+                code.copy(self.form[number], HOST, DEVICE)
+                code.release((self.form[number],), HOST)
+                self.arrived[number] = self.writer.signal(DATA)
 
-    def _end(self, node: _Node, flushed: Iterable[int]) -> None:
-        """The hooks at the end of an operator, one for each offloaded tensor: the first one empties the stash. What the
-        operators before it fetched is freed, once they have ended."""
-        before = [number for number, ended in self.live.items() if ended is not None]
-        if node.numbers[0] in self.live:
-            self.live[node.numbers[0]] = self.writer.signal()
+    def _end(self, nodes: Iterable[_Node], flushed: Iterable[int]) -> None:
+        """The hooks at the end of an operator, one for each of its tensors: the first one empties the stash."""
+        alone = [node for node in nodes if len(node.numbers) == 1]
+        for node in alone:
+            self._free(node)
         self._drop(flushed)
-        others = [number for number in node.numbers[1:] if number in self.live]
-        if others:
-            self.live |= dict.fromkeys(others, self.writer.signal())
-        self._free(before)
+        for node in nodes:
+            if node not in alone:
+                self._free(node)
 
-    def _free(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            event = self.live.pop(number)
-            if event is not None:
-                self.writer.wait(event, DATA)
-            self.writer.code[DATA].release((self.form[number],), DEVICE)
+    def _free(self, node: _Node) -> None:
+        """An operator's tensors are freed, and the one after the next may be fetched."""
+        self.writer.release(self.form[n] for n in node.numbers)
+        self._fetch(self.places.behind[node.first])
 
     def _fetches_on_one_stream(self) -> defaultdict[int, list[tuple[int, int]]]:
         """By kernel, the numbers of the tensors to fetch before it, and the kernel after which each is dropped."""
