@@ -30,6 +30,7 @@ What the sources leave open, or the trace does not record, is decided here:
 * Two saved tensors begin at the same address if both cover the same block. Views of a part count as different.
 * Parameters and buffers are persistent blocks other than inputs and labels, as TRL finds them by their storage.
   torchtune asks for the class of the tensor, and so offloads the transposed view of a weight that a product saves.
+* Blocks that are changed in place after they were saved stay: PyTorch refuses to use such tensors.
 * Outputs of backward that are views of a fetched tensor, and copies of non-contiguous ones, are not modelled.
 """
 
@@ -121,10 +122,12 @@ def _head(graph: TaskGraph, named: str) -> str:
 
 
 def _is_activation(graph: TaskGraph, tensor: Saved, head: str) -> bool:
-    """Whether a saved tensor is no parameter or buffer, and not saved by the head."""
+    """Whether a saved tensor is no parameter or buffer, not saved by the head, and not changed in place later."""
     block, layer = graph.blocks[tensor.block], graph.layers.name_of(tensor.before)
     in_head = bool(head) and (layer == head or layer.startswith(f"{head}."))
-    return not in_head and (not block.persistent or block.kind in (BlockKind.INPUT, BlockKind.LABEL))
+    is_changed = any(k > tensor.after and tensor.block in graph.writes[k] for k in graph.uses[tensor.block])
+    is_held = block.persistent and block.kind not in (BlockKind.INPUT, BlockKind.LABEL)
+    return not (in_head or is_changed or is_held)
 
 
 def _note(hooks: _Hooks, head: str) -> tuple[str, ...]:

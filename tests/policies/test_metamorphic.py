@@ -29,7 +29,7 @@ STATIC: dict[str, Choice] = {
     "checkpoint": ("checkpoint", {}),
     "save_on_cpu": ("save_on_cpu", {}),
     "async_offload": ("async_offload", {"min_bytes": 1}),
-    "offload_activations": ("offload_activations", {"min_offload_size": 1}),
+    "offload_activations": ("offload_activations", {"min_offload_size": 1, "max_fwd_stash_size": 1}),
 }
 OTHERS: dict[str, Choice] = {
     **{name: (name, {}) for name in ("superneurons", "capuchin", "um", "dtr", "lru", "belady", "g10", "flashneuron")},
