@@ -19,6 +19,7 @@ from torch import nn
 
 from simgpu.recorder import record
 from simgpu.trace.model import Trace
+from simgpu.validation.predicted.networks import transformers_package
 from tests.policies.framework_runs import peak, run
 
 TOKENS, VOCABULARY = 8192, 151936
@@ -30,7 +31,7 @@ class Qwen(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        transformers = pytest.importorskip("transformers")
+        transformers = transformers_package()
         config = transformers.Qwen3Config(
             vocab_size=VOCABULARY, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
             num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-6, rope_theta=1e6,
@@ -46,11 +47,7 @@ class Qwen(nn.Module):
 
 @cache
 def qwen() -> Trace:
-    try:
-        has_qwen = hasattr(pytest.importorskip("transformers"), "Qwen3ForCausalLM")
-    except RuntimeError as error:  # a library that Transformers uses is broken here
-        pytest.skip(f"Qwen3 of Transformers cannot be imported: {error}")
-    if not has_qwen:
+    if not hasattr(transformers_package(), "Qwen3ForCausalLM"):
         pytest.skip("this version of Transformers has no Qwen3")
 
     def factory(batch: int) -> tuple[object, ...]:
