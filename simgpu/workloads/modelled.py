@@ -11,7 +11,7 @@ from simgpu.version import __version__
 from simgpu.workloads.catalogue import NETWORKS, Value, build
 from simgpu.workloads.lowering.entry import lower
 from simgpu.workloads.lowering.framework import Framework
-from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 from simgpu.workloads.network import Network
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
@@ -145,20 +145,13 @@ _HABITS = {
     Framework.JOINED: "frameworks that call cuDNN for all layers can have them, with concatenations in place",
     Framework.FUSED: "a framework has them that fuses normalization, ReLU and sum in memory with the layer before",
 }
-_UPDATES = {
-    Optimizer.SGD: "SGD with momentum",
-    Optimizer.PLAIN_SGD: "SGD without momentum",
-    Optimizer.ADAM: "Adam",
-    Optimizer.ADAMW: "AdamW",
-    Optimizer.ADAMW_FUSED: "fused AdamW",
-}
 
 
 def _notes(network: Network, optimizer: str, workspace_limit: int, task_limit: int | None, framework: Framework) -> str:
     together = "" if task_limit is None else f" ({format_bytes(task_limit)} with inputs and result)"
     return (
         f"Network after {network.provenance}. Kernels, blocks and lifetimes as {_HABITS[framework]}, "
-        f"updated by {_UPDATES[Optimizer(optimizer)]}; "
+        f"updated by {UPDATES[Optimizer(optimizer)]}; "
         "durations by simgpu's time model. Convolutions run by the fastest algorithm whose workspace is at most "
         f"{format_bytes(workspace_limit)}{together}; the others within that limit are listed too. A framework's own "
         "choice may differ: PyTorch asks cuDNN's heuristics or tries algorithms in the memory that is free, Caffe "

@@ -15,7 +15,7 @@ from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.iteration import iteration
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.saved import saved_tensors
-from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 from simgpu.workloads.lowering.priced import trace_of_tape
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
@@ -154,19 +154,10 @@ def _problems(
     return problems
 
 
-_OPTIMIZERS = {
-    Optimizer.SGD: "SGD with momentum",
-    Optimizer.PLAIN_SGD: "SGD without momentum",
-    Optimizer.ADAM: "Adam",
-    Optimizer.ADAMW: "AdamW",
-    Optimizer.ADAMW_FUSED: "fused AdamW",
-}
-
-
 def _notes(decoder: Decoder, length: int, attention: str, optimizer: str) -> str:
     return (
         f"{decoder.family} from its configuration, {length} tokens a sample, {attention} attention, updated by "
-        f"{_OPTIMIZERS[Optimizer(optimizer)]}. Kernels and saved tensors as PyTorch runs the modules of transformers "
+        f"{UPDATES[Optimizer(optimizer)]}. Kernels and saved tensors as PyTorch runs the modules of transformers "
         "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from simgpu.workloads.eager.pointwise import clone
 from simgpu.workloads.eager.session import Session
@@ -97,12 +96,6 @@ def summed_to(session: Session, grad: Tensor, shape: Sizes) -> Tensor:
 def contiguous(session: Session, x: Tensor) -> Tensor:
     """The tensor itself if contiguous, else a copy."""
     return x if x.is_contiguous else clone(session, x)
-
-
-def narrow_parts(x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """Views of parts of the last dimension, outside autograd's graph."""
-    ends = accumulate(widths)
-    return tuple(x.seen((*x.shape[:-1], width), x.strides) for width, _ in zip(widths, ends, strict=True))
 
 
 def _view(session: Session, x: Tensor, shape: Sizes, strides: Sizes | None, backward: NodeBackward) -> Tensor:

@@ -24,6 +24,15 @@ class Optimizer(StrEnum):
     ADAMW_FUSED = "adamw-fused"  # the same, and a count of steps
 
 
+#: What each is called in notes.
+UPDATES = {
+    Optimizer.SGD: "SGD with momentum",
+    Optimizer.PLAIN_SGD: "SGD without momentum",
+    Optimizer.ADAM: "Adam",
+    Optimizer.ADAMW: "AdamW",
+    Optimizer.ADAMW_FUSED: "fused AdamW",
+}
+
 _STEPS = "step"
 _STATE: dict[Optimizer, tuple[str, ...]] = {
     Optimizer.SGD: ("momentum_buffer",),

@@ -1,8 +1,7 @@
 """Published configurations, from the ``config.json`` of each repository on huggingface.co, and their parameters.
 
 Only the keys that differ from the defaults of transformers' configuration classes, or that decide sizes. The number of
-parameters is the total that huggingface.co shows for the repository's safetensors (GPT-2 and Pythia store buffers too;
-theirs are of the trained weights).
+parameters is that of trained weights; a table that embedding and output layer share counts once.
 """
 
 from __future__ import annotations
