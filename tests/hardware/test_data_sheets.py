@@ -85,6 +85,9 @@ BOARDS = {
     "Tesla V100 SXM2": Board(
         32, 80, ordinary("15.7", 80, 64, 1530), matrix("125", 640, 64, 1530), memory_bus("900", 4096, 1.754)
     ),
+    "Tesla V100 SXM2 16GB": Board(
+        16, 80, ordinary("15.7", 80, 64, 1530), matrix("125", 640, 64, 1530), memory_bus("900", 4096, 1.754)
+    ),
     # Matrix units at half their rate into single precision: 32 of 64 products.
     "GeForce RTX 2080 Ti": Board(
         11, 68, ordinary("13.4", 68, 64, 1545), matrix("53.8", 544, 32, 1545), memory_bus("616", 352, 14.0)

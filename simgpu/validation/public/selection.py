@@ -35,6 +35,7 @@ class Reason(StrEnum):
     # What simgpu lacks.
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
+    TIMES = "times are not predicted yet"
 
 
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
@@ -62,7 +63,7 @@ def reasons(row: PublishedRow, subject: Subject) -> tuple[Reason, ...]:
     """
     if row.gpus != 1:
         return (Reason.SEVERAL_GPUS,)
-    return tuple(_lacks_of_row(row, subject)) or tuple(_lacks_of_simgpu(row))
+    return tuple(_lacks_of_row(row, subject)) or tuple(_lacks_of_simgpu(row, subject))
 
 
 def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
@@ -87,8 +88,10 @@ def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.NO_GPU
 
 
-def _lacks_of_simgpu(row: PublishedRow) -> Iterator[Reason]:
+def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
     if not MODELLED.issuperset(row.uses):
         yield Reason.OPTION
     if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
+    if subject is Subject.TIME:
+        yield Reason.TIMES
