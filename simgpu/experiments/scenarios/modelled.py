@@ -48,7 +48,9 @@ class _Modelling(FileModel):
     framework: Literal["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"] = Field(
         default="pytorch", description="framework whose memory management is modelled"
     )
-    optimizer: Literal["sgd", "plain-sgd", "adam"] = Field(default="sgd", description="optimizer of the weights")
+    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused"] = Field(
+        default="sgd", description="optimizer of the weights"
+    )
     epochs: int | None = Field(
         default=None, ge=1, le=10_000, description="number of epochs over which to model the sparsity of feature maps"
     )
