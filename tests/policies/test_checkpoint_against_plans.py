@@ -1,4 +1,4 @@
-"""`checkpoint` beside the iteration of a plan, which is PyTorch's operator by operator (`tests/plans`)."""
+"""`checkpoint` compared with the iteration of a plan, which is PyTorch's operator by operator (`tests/plans`)."""
 
 from __future__ import annotations
 

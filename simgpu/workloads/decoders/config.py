@@ -244,17 +244,16 @@ def _qwen3(keys: _Keys) -> dict[str, Any]:
     return {**sizes, **names, "normalized_heads": True}
 
 
-def _gemma(keys: _Keys) -> dict[str, Any]:
-    defaults = {"layers": 28, "width": 3072, "heads": 16, "inner": 24576, "vocabulary": 256000}
-    sizes = _sizes(keys, defaults, positions=8192)
+def _gemma_sizes(keys: _Keys, defaults: dict[str, int], key_heads: int, activation: str) -> dict[str, Any]:
+    """What both versions have in common. activation: the key that names the activation."""
+    sizes = _sizes(keys, {**defaults, "vocabulary": 256000}, positions=8192)
     head, bias = _head_width(keys, sizes, 256), keys.flag("attention_bias", False)
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes, 16),
+        "key_heads": _key_heads(keys, sizes, key_heads),
         "head_width": head,
         "rotary_width": head,
-        # transformers 4.51 reads the older key, whatever hidden_activation says.
-        "activation": keys.activation("hidden_act", "gelu_pytorch_tanh"),
+        "activation": keys.activation(activation, "gelu_pytorch_tanh"),
         "tied": keys.flag("tie_word_embeddings", True),
         "query_bias": bias,
         "output_bias": bias,
@@ -262,20 +261,15 @@ def _gemma(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _gemma(keys: _Keys) -> dict[str, Any]:
+    # transformers 4.51 reads the older key, whatever hidden_activation says.
+    return _gemma_sizes(keys, {"layers": 28, "width": 3072, "heads": 16, "inner": 24576}, 16, "hidden_act")
+
+
 def _gemma2(keys: _Keys) -> dict[str, Any]:
-    defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216, "vocabulary": 256000}
-    sizes = _sizes(keys, defaults, positions=8192)
-    head, bias = _head_width(keys, sizes, 256), keys.flag("attention_bias", False)
+    defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216}
     return {
-        **sizes,
-        "key_heads": _key_heads(keys, sizes, 4),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_activation", "gelu_pytorch_tanh"),
-        "tied": keys.flag("tie_word_embeddings", True),
-        "query_bias": bias,
-        "output_bias": bias,
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        **_gemma_sizes(keys, defaults, 4, "hidden_activation"),
         "window": keys.number("sliding_window", 4096, 2**40),
         "capped_scores": keys.values.get("attn_logit_softcapping", 50.0) is not None,
         "capped_logits": keys.values.get("final_logit_softcapping", 30.0) is not None,

@@ -181,7 +181,7 @@ class Rebuilder:
     def _attention(self, operands: _Operands) -> list[Product]:
         """Attention whose scores never reach memory.
 
-        Forward's result is samples x heads x tokens x head dimension. The operation count tells a causal mask, and
+        Forward's result is samples x heads x tokens x head dimension. The operation count shows a causal mask, and
         otherwise gives the number of keys.
         """
         result = next((each for each in operands.writes if len(each[1]) == 4), None)
