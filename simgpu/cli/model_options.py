@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import click
 
 from simgpu.cli.suggestions import suggest
+from simgpu.cli.zoo_decoder import is_configuration
+from simgpu.errors import InputError, Problem
 from simgpu.recorder import BUILT_IN_OPTIMIZERS
+from simgpu.recorder.configured import ATTENTION, DTYPES, configured_model
 
 optimizer_option = click.option(
     "--optimizer",
@@ -34,3 +40,41 @@ input_option = click.option(
     help="Input of your module, if your function returns only the module. B is the batch size: x=Bx3x224x224, or "
     "ids=Bx128:int64:50257 for integers below 50257. Repeatable.",
 )
+
+
+def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a model that a Hugging Face ``config.json`` describes; `model_of` reads them."""
+    for option in (
+        click.option(
+            "--attention", type=click.Choice(ATTENTION), help="With a config.json: implementation.  [default: sdpa]"
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(DTYPES),
+            help="With a config.json: of weights and activations.  [default: float32]",
+        ),
+        click.option(
+            "--length", metavar="N", type=click.IntRange(min=1), help="With a config.json: tokens in each sample."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def model_of(model: str, chosen: Mapping[str, Any]) -> str | Callable[..., Any]:
+    """MODEL as `simgpu.record` takes it: a name, or the factory of a configuration.
+
+    chosen: values of `configuration_options`, None for those that were not given. Raises `InputError` if they do not
+    belong to the model, or the length of a configuration is missing.
+    """
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if is_configuration(model):
+        if "length" not in given:
+            raise InputError.single(
+                "", "--length", "is missing", "give the number of tokens per sample, as --length 2048"
+            )
+        return configured_model(model, **given)
+    if given:
+        what = f"describes the model of a config.json, and {model} is none"
+        raise InputError([Problem("", f"--{name}", what, "leave it out") for name in given])
+    return model

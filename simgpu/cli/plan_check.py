@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from simgpu.cli.group import wrapped
-from simgpu.cli.model_options import input_option, optimizer_option
+from simgpu.cli.model_options import configuration_options, input_option, model_of, optimizer_option
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
 from simgpu.recorder import BUILT_IN_MODELS
@@ -25,8 +26,11 @@ _MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda|cuda:N", help="Device to run on.")
 @optimizer_option
 @input_option
+@configuration_options
 @quiet_option
-def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str, ...], quiet: bool) -> None:
+def check(
+    file: Path, model: str, device: str, optimizer: str, inputs: tuple[str, ...], quiet: bool, **configuration: Any
+) -> None:
     """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.
 
     Ends with exit code 1 if gradients, saved tensors, operators, copied bytes or peak memory differ. Of a plan that was
@@ -38,11 +42,11 @@ def check(file: Path, model: str, device: str, optimizer: str, inputs: tuple[str
     from simgpu.plans.checking import check_plan
 
     sys.path.insert(0, str(Path.cwd()))  # module.path may be in the current folder
-    plan = read_plan(file)
+    plan, created = read_plan(file), model_of(model, configuration)
     with progress(quiet) as say:
         say(f"running {model} with and without the plan")
         given = named_inputs(inputs) if inputs else None
-        result = check_plan(plan, model, device=device, optimizer=optimizer, inputs=given)
+        result = check_plan(plan, created, device=device, optimizer=optimizer, inputs=given)
     rows = [(each.what, each.planned, each.found, _MARKS[each.agrees]) for each in result.findings]
     Screen().print(table(("", "planned", "found", ""), rows, left=(0, 3)))
     for note in result.notes:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simgpu.cli.choice import size_option
-from simgpu.cli.model_options import input_option, micro_batches_option, optimizer_option
+from simgpu.cli.model_options import (
+    configuration_options,
+    input_option,
+    micro_batches_option,
+    model_of,
+    optimizer_option,
+)
 from simgpu.cli.plan_show import show_plan, show_settings
 from simgpu.cli.screen import progress, quiet_option
 from simgpu.cli.settings import parse_budget
@@ -37,6 +43,7 @@ _POSITIVE = click.IntRange(min=1, max=2**31 - 1)
 @micro_batches_option
 @optimizer_option
 @input_option
+@configuration_options
 @click.option(
     "--execute",
     type=click.Choice(["eager", "compile"]),
@@ -74,12 +81,13 @@ def make(
     output: Path | None,
     as_json: bool,
     quiet: bool,
+    **configuration: Any,
 ) -> None:
     """Make the fastest plan for MODEL within a budget.
 
-    MODEL is as in `simgpu record`: a built-in model or module.path:function, modelled for the node's GPU unless --here
-    is given; or the folder of a trace that simgpu record wrote. The plan is checked with `simgpu plan check` and
-    applied in Python: with simgpu.read_plan("plan.json").apply(model): ...
+    MODEL is as in `simgpu record`: a built-in model, module.path:function or a config.json, modelled for the node's GPU
+    unless --here is given; or the folder of a trace that simgpu record wrote. The plan is checked with `simgpu plan
+    check` and applied in Python: with simgpu.read_plan("plan.json").apply(model): ...
 
     With --policy, the plan follows a policy that places blocks, such as vdnn, superneurons, capuchin, home or joint: a
     module is recomputed where the policy recomputes what it saves, and a saved tensor is offloaded where the policy
@@ -109,7 +117,7 @@ def make(
         else:
             recording = record if execute == "eager" else record_compiled
             step = recording(
-                model,
+                model_of(model, configuration),
                 batch=batch,
                 micro_batches=micro_batches,
                 gpu=gpu,
@@ -137,7 +145,7 @@ def make(
 
 def _check(model: str, batch: int | None, execute: str, policy: str | None, micro_batches: int) -> None:
     """Raises `InputError` for options that do not go together."""
-    is_trace = Path(model).is_dir()
+    is_trace = Path(model).is_dir() and not (Path(model) / "config.json").is_file()
     problems = []
     if batch is not None and is_trace:
         what = f"{batch} is given, and {model} is a recorded trace, which has its own"

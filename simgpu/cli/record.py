@@ -12,7 +12,13 @@ from typing import Any
 import click
 
 from simgpu.cli.group import wrapped
-from simgpu.cli.model_options import input_option, micro_batches_option, optimizer_option
+from simgpu.cli.model_options import (
+    configuration_options,
+    input_option,
+    micro_batches_option,
+    model_of,
+    optimizer_option,
+)
 from simgpu.cli.record_memory import predict
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
@@ -57,6 +63,7 @@ _ROUGH = (
 @folder_options
 @click.option("--batch", metavar="N", type=_POSITIVE, required=True, help="Batch size in samples.")
 @input_option
+@configuration_options
 @click.option(
     "--device",
     default="cpu",
@@ -161,6 +168,7 @@ def record(
     algorithms: bool,
     seed: int,
     quiet: bool,
+    **configuration: Any,
 ) -> None:
     """Run a training iteration of MODEL and write its trace. With --gpu, estimate the trace without running.
 
@@ -169,7 +177,8 @@ def record(
     MODEL is a built-in model, or module.path:factory, which names a function of yours. The function returns a torch
     module (then give --input), (module, inputs), or (module, inputs, labels, loss); a last element with batches to
     train on can follow. The inputs are a tensor, a tuple, or a mapping of keyword arguments. Needs PyTorch: install
-    simgpu with the extra 'record'.
+    simgpu with the extra 'record'. MODEL can also be the config.json of a Hugging Face model, or its folder: its
+    modules are those of transformers (extra 'predict'). Without them, see `simgpu zoo build`.
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
@@ -177,6 +186,8 @@ def record(
     simgpu record my_models:gpt --input idx=Bx256:int64:50257 --batch 4 -o gpt
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
+    simgpu record ./Qwen3-8B --length 8192 --dtype bfloat16 --batch 1 \\
+        --optimizer adamw --gpu h100 -o qwen3
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
     simgpu record digits-cnn --batch 64 --codec zvc --codec rle \\
         --save-maps maps -o digits-sizes
@@ -184,6 +195,7 @@ def record(
         --dump-memory dump -o digits-entries
     """
     loop = _loop(gpu, iterations=iterations, zero_grad=zero_grad, snapshot=snapshot)
+    created = model_of(model, configuration)
     refuse_another(output, force)
     refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None
@@ -191,7 +203,7 @@ def record(
     with progress(quiet) as say:
         say(f"loading {model}")
         trace = record_model(
-            model,
+            created,
             batch=batch,
             inputs=named_inputs(inputs) if inputs else None,
             device=device,
@@ -217,7 +229,7 @@ def record(
         memory = None
         if gpu is not None:
             memory = predict(
-                model,
+                created,
                 load_node(gpu).gpu,
                 snapshot,
                 say,

@@ -17,7 +17,11 @@ from simgpu.units import format_bytes
 
 
 def predict(
-    model: str, gpu: GpuSpec, snapshot: Path | None, say: Callable[[str], None], **arguments: Any
+    model: str | Callable[..., Any],
+    gpu: GpuSpec,
+    snapshot: Path | None,
+    say: Callable[[str], None],
+    **arguments: Any,
 ) -> list[tuple[str, str]]:
     """What a training loop of the model needs on the GPU, and what helps where that is too much, as labels and values.
 

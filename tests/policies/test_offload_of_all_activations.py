@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from simgpu.recorder import record
+from simgpu.recorder.model_packages import transformers_package
 from simgpu.trace.model import Trace
-from simgpu.validation.predicted.networks import transformers_package
 from tests.policies.framework_runs import peak, run
 
 TOKENS, VOCABULARY = 8192, 151936

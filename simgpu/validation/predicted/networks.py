@@ -1,11 +1,7 @@
-"""The models and optimizers of the measured runs: torchvision's and Hugging Face's, with random weights.
-
-torchvision's models need only its Python code; its compiled operators may be missing.
-"""
+"""The models and optimizers of the measured runs: torchvision's and Hugging Face's, with random weights."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,40 +9,9 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from simgpu.errors import MissingExtraError
+from simgpu.recorder.model_packages import torchvision_models, transformers_package
 
 _SIDE, _CLASSES, _TOKENS = 86, 10, 128
-#: Declarations live as long as their library.
-_LIBRARIES: list[Any] = []
-
-
-def torchvision_models() -> Any:
-    """The module `torchvision.models`."""
-    if importlib.util.find_spec("torchvision") is None:
-        raise MissingExtraError("predicting the measured runs", "torchvision", "predict")
-    _declare_operators()
-    import torchvision
-
-    return torchvision.models
-
-
-def transformers_package() -> Any:
-    """The package `transformers`."""
-    if importlib.util.find_spec("transformers") is None:
-        raise MissingExtraError("predicting the measured runs", "transformers", "predict")
-    _declare_operators()
-    import transformers
-
-    return transformers
-
-
-def _declare_operators() -> None:
-    """Declares the two operators that torchvision looks for when it is imported; transformers imports it, too."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)
 
 
 def _vision(create: Callable[[Any], nn.Module]) -> Callable[..., Any]:

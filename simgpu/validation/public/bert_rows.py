@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from simgpu.validation.predicted.networks import transformers_package
+from simgpu.recorder.model_packages import transformers_package
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
 
