@@ -28,10 +28,10 @@ def refused(*arguments: object) -> str:
 
 @pytest.mark.compiles
 def test_search_shows_the_convergence_and_result_of_a_scenario() -> None:
-    lines = shown("quickstart")
+    lines = shown("quickstart", "--policy", "home(particles=20, iterations=30)")
     names = [line.split()[0] for line in lines[:12] if line]
     assert names[:4] == ["quickstart", "network", "origin", "node"]
-    assert names[4:] == ["home", "feature", "evaluations", "stopped", "predicted", "simulated", "wall"]
+    assert names[4:] == ["home(particles=20,", "feature", "evaluations", "stopped", "predicted", "simulated", "wall"]
     text = "\n".join(lines)
     for heading in ("iteration", "worst", "mean", "best", "share fitting", "action", "overhead", "feature map"):
         assert heading in text

@@ -683,6 +683,13 @@ def test_rms_normalization_needs_the_memory_of_one_operator() -> None:
     assert peaks[0] == pytest.approx(peaks[1], rel=0.001)
 
 
+def test_layer_normalization_saves_float32_statistics_as_on_cuda() -> None:
+    model = nn.LayerNorm(512, dtype=torch.bfloat16)
+    with simgpu.record_step(model, gpu="a100") as recording:
+        model(torch.randn(4096, 512, dtype=torch.bfloat16, device="cuda")).sum().backward()
+    assert [request.size for request in recording.requests.requests].count(4096 * 4) == 2
+
+
 def test_samples_of_competing_networks_are_those_of_one() -> None:
     generator, critic = nn.Linear(16, 64), nn.Linear(64, 1)
     model = nn.ModuleList([generator, critic])

@@ -47,6 +47,9 @@ class FakeTensors(FakeTensorMode):
         self.is_outside_model: Callable[[], bool] = lambda: False
         self.took_as_one = False
         self.known = KnownValues()
+        #: Whether operators have the form that they have on CUDA, whose layer normalization saves float32 statistics
+        #: also for half-precision inputs (``layer_norm_kernel.cu``); on a CPU they have the input's format.
+        self.as_on_gpu = False
 
     def __deepcopy__(self, memo: object) -> FakeTensors:
         return self
@@ -67,6 +70,9 @@ class FakeTensors(FakeTensorMode):
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
+        if func is torch.ops.aten.native_layer_norm.default and self.as_on_gpu:
+            with self:
+                returned = returned[0], *(statistic.float() for statistic in returned[1:])
         if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
             self.finite.note(func, args, returned)
         if self.allow_non_fake_inputs:

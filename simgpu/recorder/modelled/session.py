@@ -143,6 +143,7 @@ class ModelledSession:
         stack.enter_context(own_random_state(_CPU, seed=0))
         mode = stack.enter_context(fake_tensors(self.name))
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
+        mode.as_on_gpu = self.as_on_gpu
         workload = mode.settle(make_workload(self.name, factory, self.batch // self.micro_batches, self.inputs))
         if self.around is not None:
             stack.enter_context(self.around(workload.module))
