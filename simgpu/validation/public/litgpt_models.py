@@ -178,6 +178,7 @@ class _Attention(nn.Module):
         self.attn = _LowRankHeads(sizes, low)
         inside = sizes.head * sizes.heads
         self.proj = _LowRankLinear(inside, sizes.width, sizes.bias, low, is_added=bool(low and low.projection))
+        self.prompts: nn.Module | None = None
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         sizes, (batch, length, _) = self.sizes, x.shape
@@ -190,7 +191,10 @@ class _Attention(nn.Module):
         turned = int(sizes.rotated * sizes.head)
         q, k = (torch.cat((_rotated(one[..., :turned], cos, sin), one[..., turned:]), dim=-1) for one in (q, k))
         y = f.scaled_dot_product_attention(q, k, v, dropout_p=0.0, scale=sizes.head**-0.5, is_causal=True)
-        result: torch.Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, sizes.head * sizes.heads))
+        y = y.transpose(1, 2)
+        if self.prompts is not None:
+            y = y + self.prompts(q)
+        result: torch.Tensor = self.proj(y.reshape(batch, length, sizes.head * sizes.heads))
         return result
 
 

@@ -7,6 +7,7 @@ in the second, all are cut at 512 tokens. Optimizer: AdamW on what is not frozen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from simgpu.validation.public.litgpt_adapters import AdaptedGpt, trained_by_the_first
 from simgpu.validation.public.litgpt_models import LitGpt, LowRank, Sizes, chunked_loss
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
@@ -22,12 +24,14 @@ from simgpu.validation.public.rows import PublishedRow
 SIZES = {
     "falcon-7b": Sizes(32, 71, 4544, 65024, groups=1, parallel=True, shared_norm=True, gated=False, rms=False),
     "falcon-40b": Sizes(60, 128, 8192, 65024, groups=8, parallel=True, gated=False, rms=False),
+    "gemma-2b": Sizes(18, 8, 2048, 256000, 16384, groups=1, gelu=True),
     "gemma-7b": Sizes(28, 16, 3072, 256000, 24576, each_head=256, gelu=True),
     "llama-2-7b": Sizes(32, 32, 4096, 32000, 11008),
     "llama-2-13b": Sizes(40, 40, 5120, 32000, 13824),
     "llama-3.1-8b": Sizes(32, 32, 4096, 128256, 14336, groups=8),
     "llama-3.2-1b": Sizes(16, 32, 2048, 128256, 8192, groups=8),
     "llama-3.2-3b": Sizes(28, 24, 3072, 128256, 8192, groups=8),
+    "mistral-7b": Sizes(32, 32, 4096, 32000, 14336, groups=8),
     "mistral-7b-v0.2": Sizes(32, 32, 4096, 32000, 14336, groups=8),
     "phi-1.5": Sizes(
         *(24, 32, 2048, 51200),
@@ -44,7 +48,10 @@ SIZES = {
 }
 #: LoRA of the configurations that differ from the others: on all products.
 _ON_ALL = {"key": True, "projection": True, "mlp": True, "head": True}
-_LOW = {"phi-3-mini-4k": LowRank(8, **_ON_ALL), "gemma-7b": LowRank(16, dropout=0.1, **_ON_ALL)}
+_LOW = {
+    "phi-3-mini-4k": LowRank(8, **_ON_ALL),
+    **dict.fromkeys(("gemma-2b", "gemma-2-9b", "gemma-7b"), LowRank(16, dropout=0.1, **_ON_ALL)),
+}
 
 
 def litgpt_loop(row: PublishedRow) -> Loop:
@@ -54,10 +61,16 @@ def litgpt_loop(row: PublishedRow) -> Loop:
     low = replace(LowRank(8), in_place=False) if is_first_table else _LOW.get(row.config, LowRank(32))
     if "4-bit weights" in row.uses:
         low = replace(low, bits=4, nested="nf4-dq" in row.options)
-    factory = partial(_made, SIZES[row.config], low if "lora" in row.uses else None, row.tokens)
+    sizes, tokens = SIZES[row.config], row.tokens
+    if "adapter" in row.uses:
+        # The table gives the number of trained parameters.
+        second = f"trainable {trained_by_the_first(sizes):,}" not in row.options
+        model = partial(AdaptedGpt, sizes, tokens, second=second, bits=low.bits, nested=low.nested)
+    else:
+        model = partial(LitGpt, sizes, low if "lora" in row.uses else None, tokens)
     rounds = 1 if is_first_table else 2
     return Loop(
-        factory,
+        partial(_made, model, tokens),
         sequences=row.sequences,
         micro_batches=rounds,
         optimizer=_adamw,
@@ -67,9 +80,9 @@ def litgpt_loop(row: PublishedRow) -> Loop:
     )
 
 
-def _made(sizes: Sizes, low: LowRank | None, tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:
+def _made(model: Callable[[], nn.Module], tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:
     words = torch.randint(100, (batch, tokens))
-    return LitGpt(sizes, low, tokens), (words,), (words.clone(),), chunked_loss
+    return model(), (words,), (words.clone(),), chunked_loss
 
 
 def _adamw(parameters: Any) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ from simgpu.memory.caching.settings import AllocatorSettings
 from simgpu.recorder.requests import record_requests
 
 #: Bytes, more than any device has.
-_PLENTY = 2**42
+PLENTY = 2**42
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     )
-    counts = replay(allocation_trace(requests), AllocatorSettings(), _PLENTY).allocator.statistics
+    counts = replay(allocation_trace(requests), AllocatorSettings(), PLENTY).allocator.statistics
     return counts.allocated_peak, counts.reserved_peak

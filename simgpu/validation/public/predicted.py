@@ -21,10 +21,14 @@ _FILE = Path(__file__).with_name("predictions.json")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Peaks that simgpu predicts: bytes allocated and reserved. cause: why it is off, where that is known."""
+    """Peaks that simgpu predicts, in bytes; None where the row has none of that kind.
 
-    allocated: int
-    reserved: int
+    above_start: allocated, above what is there when the step begins. cause: why it is off, where that is known.
+    """
+
+    allocated: int | None = None
+    reserved: int | None = None
+    above_start: int | None = None
     cause: str = ""
 
 
@@ -67,11 +71,21 @@ def predict(row: PublishedRow) -> Prediction:
     """The prediction of a covered row. Raises `MissingExtraError` without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("predicting published rows", "torch", "record")
+    from simgpu.validation.public.ao_rows import ao_loop
+    from simgpu.validation.public.axolotl_rows import peak_above_start
     from simgpu.validation.public.bert_rows import bert_loop
+    from simgpu.validation.public.cs336_rows import cs336_loop
     from simgpu.validation.public.litgpt_rows import litgpt_loop
     from simgpu.validation.public.loop import peaks_of
 
-    loops = {"transformers": bert_loop, "litgpt": litgpt_loop}
+    if row.project == "axolotl":
+        return Prediction(above_start=peak_above_start(row, _node_of(row)))
+    loops = {
+        "transformers": bert_loop,
+        "litgpt": litgpt_loop,
+        "assignment2-systems": cs336_loop,
+        "ao": ao_loop,
+    }
     return Prediction(*peaks_of(loops[row.project](row), _node_of(row)))
 
 
@@ -94,9 +108,16 @@ def compared(rows: Iterable[PublishedRow], predictions: Mapping[str, Prediction]
 
 
 def _predicted(row: PublishedRow, made: Prediction, kind: str) -> int:
-    if kind == "reserved":
-        return made.reserved
-    return made.reserved + (row.context or 0) if kind == "device" else made.allocated
+    device = None if made.reserved is None else made.reserved + (row.context or 0)
+    of_kind = {
+        "allocated": made.allocated,
+        "reserved": made.reserved,
+        "device": device,
+        "allocated delta": made.above_start,
+    }
+    peak = of_kind[kind]
+    assert peak is not None, f"{row.id} has no predicted peak of the kind {kind!r}"
+    return peak
 
 
 def median_error(peaks: Iterable[ComparedPeak]) -> float | None:
