@@ -2,8 +2,8 @@
 
 `benchmarks/benchmark_low_bit_adam.py` at commit 1b1e94c5 (pull request 584), images of 224 x 224 and 45 classes; the
 model is that of timm's `vision_transformer.py`, with one reentrant checkpoint a block, as then. AdamW is PyTorch's, on
-the GPU or by torchao's `CPUOffloadOptimizer`: parameters below 4,096 values are updated on the GPU, the others and their
-states live on the host, and gradients stay on the GPU until the step ends.
+the GPU or by torchao's `CPUOffloadOptimizer`: parameters below 4,096 values are updated on the GPU, the others and
+their states live on the host, and gradients stay on the GPU until the step ends.
 
 Rows of `torch.compile` run the same operators here. Each block holds its input only, compiled or not; what the compiler
 fuses inside a block is not followed. It follows no reentrant checkpoints, so that these are the others.

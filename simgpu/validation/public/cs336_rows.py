@@ -1,11 +1,11 @@
-"""The transformer of Stanford's course CS336 with its own layers, loss and AdamW, as a student's repository profiled it.
+"""The transformer of Stanford's course CS336 with its own layers, loss and AdamW, as one repository profiled it.
 
 Wedsonlin/assignment2-systems at commit 8630bcf of July 2026: `cs336-basics` (`model.py`, `nn_utils.py`,
 `optimizer.py`), and `memory_profile` of `cs336_systems/nsys_profile.py`, one step after five warm-ups. All products are
 sums by Einstein's convention, and softmax, SiLU, norms and the loss are written in single operators.
 
-The repository does not say which precision the four snapshots have. The recordings do: at 128 and 256 tokens, the scores
-of attention take four bytes each; at 512 and 1,024 two, so that those ran under autocast.
+The repository does not say which precision the four snapshots have. The recordings do: at 128 and 256 tokens, the
+scores of attention take four bytes each; at 512 and 1,024 two, so that those ran under autocast.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class _Attention(nn.Module):
     def __init__(self, sizes: _Sizes) -> None:
         super().__init__()
         self.heads = sizes.heads
-        self.q_proj, self.k_proj, self.v_proj, self.output_proj = (
-            _Linear(sizes.width, sizes.width) for _ in range(4)
-        )
+        self.q_proj, self.k_proj, self.v_proj, self.output_proj = (_Linear(sizes.width, sizes.width) for _ in range(4))
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         length = x.size(1)

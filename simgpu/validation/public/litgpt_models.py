@@ -28,7 +28,8 @@ class Sizes:
     that turns.
 
     parallel: attention and the feed-forward part read the same input; shared_norm: and its normalization. gated: SwiGLU
-    instead of GELU, or with `gelu` a gate by GELU; rms: RMSNorm instead of LayerNorm.
+    instead of GELU, or with `gelu` a gate by GELU; rms: RMSNorm instead of LayerNorm. capped: as in Gemma 2, norms also
+    follow attention and the feed-forward part, and a tanh caps the scores (but not logits that are made in chunks).
     """
 
     layers: int
@@ -46,6 +47,7 @@ class Sizes:
     rms: bool = True
     bias: bool = False
     head_bias: bool = False
+    capped: bool = False
 
     @property
     def head(self) -> int:
@@ -190,12 +192,24 @@ class _Attention(nn.Module):
         q, k, v = (one.reshape(batch, -1, length, sizes.head) for one in (q, k, v))
         turned = int(sizes.rotated * sizes.head)
         q, k = (torch.cat((_rotated(one[..., :turned], cos, sin), one[..., turned:]), dim=-1) for one in (q, k))
-        y = f.scaled_dot_product_attention(q, k, v, dropout_p=0.0, scale=sizes.head**-0.5, is_causal=True)
-        y = y.transpose(1, 2)
+        scale = sizes.head**-0.5
+        if sizes.capped:
+            y = _capped_attention(q, k, v, scale).transpose(1, 2)
+        else:
+            y = f.scaled_dot_product_attention(q, k, v, dropout_p=0.0, scale=scale, is_causal=True).transpose(1, 2)
         if self.prompts is not None:
             y = y + self.prompts(q)
         result: torch.Tensor = self.proj(y.reshape(batch, length, sizes.head * sizes.heads))
         return result
+
+
+def _capped_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    scores = q @ k.mT * scale
+    scores = torch.tanh(scores / 50.0) * 50.0
+    mask = torch.ones(q.size(2), q.size(2), dtype=q.dtype, device=q.device).triu(diagonal=1)
+    mask.masked_fill_(mask.bool(), torch.finfo(q.dtype).min)
+    weights = f.softmax(scores + mask, dim=-1, dtype=torch.float).to(dtype=q.dtype)
+    return weights @ v
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -232,17 +246,19 @@ class _Block(nn.Module):
         self.norm_1, self.attn = _norm(sizes), _Attention(sizes, low)
         self.norm_2 = None if sizes.shared_norm else _norm(sizes)
         self.mlp = _FeedForward(sizes, low)
+        self.after_1, self.after_2 = (_norm(sizes) if sizes.capped else nn.Identity() for _ in range(2))
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         first = self.norm_1(x)
-        h: torch.Tensor = self.attn(first, cos, sin)
+        h: torch.Tensor = self.after_1(self.attn(first, cos, sin))
         if self.sizes.parallel:
             second = first if self.norm_2 is None else self.norm_2(x)
             both: torch.Tensor = self.mlp(second) + h + x
             return both
         assert self.norm_2 is not None, "one after the other, each has its own"
         x = h + x
-        return x + self.mlp(self.norm_2(x))
+        last: torch.Tensor = x + self.after_2(self.mlp(self.norm_2(x)))
+        return last
 
 
 def _norm(sizes: Sizes) -> nn.Module:

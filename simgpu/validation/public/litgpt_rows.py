@@ -25,6 +25,7 @@ SIZES = {
     "falcon-7b": Sizes(32, 71, 4544, 65024, groups=1, parallel=True, shared_norm=True, gated=False, rms=False),
     "falcon-40b": Sizes(60, 128, 8192, 65024, groups=8, parallel=True, gated=False, rms=False),
     "gemma-2b": Sizes(18, 8, 2048, 256000, 16384, groups=1, gelu=True),
+    "gemma-2-9b": Sizes(42, 16, 3584, 256000, 14336, groups=8, each_head=256, gelu=True, capped=True),
     "gemma-7b": Sizes(28, 16, 3072, 256000, 24576, each_head=256, gelu=True),
     "llama-2-7b": Sizes(32, 32, 4096, 32000, 11008),
     "llama-2-13b": Sizes(40, 40, 5120, 32000, 13824),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from simgpu.hardware.nodes import load_node
-from simgpu.memory.caching.replay import replay
-from simgpu.memory.caching.requested import allocation_trace
-from simgpu.memory.caching.settings import AllocatorSettings
+from simgpu.memory.caching.allocator import CachingAllocator
+from simgpu.memory.caching.blocks import MemoryBlock
+from simgpu.memory.caching.device import ExclusiveDevice
 from simgpu.recorder.requests import record_requests
 
 #: Bytes, more than any device has.
@@ -20,7 +20,8 @@ PLENTY = 2**42
 class Loop:
     """A loop for `simgpu.record_requests`. factory: of the model, inputs, targets and loss for a batch.
 
-    sequences: of a micro-batch. The other fields are those of `record_requests`.
+    sequences: of a micro-batch. gradients_apart: whether gradients of weights are allocated on a stream of their own,
+    whose cached memory nothing else uses. The other fields are those of `record_requests`.
     """
 
     factory: Callable[[int], tuple[Any, ...]]
@@ -31,6 +32,7 @@ class Loop:
     zero_grad: str = "start"
     hold_output: bool = False
     grad_scaler: bool = False
+    gradients_apart: bool = False
 
 
 def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
@@ -46,5 +48,13 @@ def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     )
-    counts = replay(allocation_trace(requests), AllocatorSettings(), PLENTY).allocator.statistics
-    return counts.allocated_peak, counts.reserved_peak
+    allocator = CachingAllocator(ExclusiveDevice(PLENTY))
+    held: dict[int, MemoryBlock | None] = {}
+    for number in requests.order:
+        if number >= 0:
+            request = requests.requests[number]
+            stream = int(loop.gradients_apart and request.category == "weight_gradient")
+            held[number] = allocator.allocate(request.size, stream)
+        elif (block := held.pop(~number)) is not None:
+            allocator.free(block)
+    return allocator.statistics.allocated_peak, allocator.statistics.reserved_peak

@@ -40,7 +40,8 @@ class Reason(StrEnum):
 
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
 MIXED, UNSTATED = "reinforcement learning", "options not stated"
-#: Options that simgpu models, by their words in `PublishedRow.uses`.
+#: Options that simgpu models, by their words in `PublishedRow.uses`. Compiled layers are taken to hold what they hold
+#: without the compiler, as under checkpointing, where that is their inputs.
 MODELLED = frozenset(
     (
         *("4-bit weights", "accumulation", "adafactor", "adapter", "autocast", "checkpoint", "compile", "lora"),
@@ -52,12 +53,13 @@ FOLLOWED = {
     "ao": frozenset({"vit-giant-patch14-dinov2"}),
     "assignment2-systems": frozenset({"cs336-medium"}),
     "axolotl": frozenset({"qwen3-8b"}),
+    "prime-rl": frozenset({"qwen3-0.6b"}),
     "transformers": frozenset({"bert-large-uncased"}),
     "litgpt": frozenset(
         (
-            *("falcon-7b", "falcon-40b", "gemma-2b", "gemma-7b", "llama-2-7b", "llama-2-13b", "llama-3.1-8b"),
-            *("llama-3.2-1b", "llama-3.2-3b", "mistral-7b", "mistral-7b-v0.2", "phi-1.5", "phi-3-mini-4k"),
-            "stablelm-alpha-3b",
+            *("falcon-7b", "falcon-40b", "gemma-2b", "gemma-2-9b", "gemma-7b", "llama-2-7b", "llama-2-13b"),
+            *("llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "mistral-7b", "mistral-7b-v0.2", "phi-1.5"),
+            *("phi-3-mini-4k", "stablelm-alpha-3b"),
         )
     ),
 }
