@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from simgpu.errors import InputError, OutOfMemoryError, SimgpuError
     from simgpu.experiments.bounds import memory_lower_bound, time_lower_bound
     from simgpu.experiments.compare import Comparison, compare
+    from simgpu.experiments.fit.entry import fit
+    from simgpu.experiments.fit.result import Fit
     from simgpu.experiments.largest_batch import MaxBatch
     from simgpu.experiments.max_batch import max_batch
     from simgpu.experiments.scenarios.load import load_scenario
@@ -70,6 +72,8 @@ _NAMES = {
     "simgpu.errors": ("InputError", "OutOfMemoryError", "SimgpuError"),
     "simgpu.experiments.bounds": ("memory_lower_bound", "time_lower_bound"),
     "simgpu.experiments.compare": ("Comparison", "compare"),
+    "simgpu.experiments.fit.entry": ("fit",),
+    "simgpu.experiments.fit.result": ("Fit",),
     "simgpu.experiments.largest_batch": ("MaxBatch",),
     "simgpu.experiments.max_batch": ("max_batch",),
     "simgpu.experiments.scenarios.load": ("load_scenario",),
@@ -116,6 +120,7 @@ __all__ = [
     "BuddyProfile",
     "Comparison",
     "Explanation",
+    "Fit",
     "InputError",
     "MaxBatch",
     "NodeSpec",
@@ -139,6 +144,7 @@ __all__ = [
     "compare",
     "explain_allocations",
     "explain_result",
+    "fit",
     "load_node",
     "load_scenario",
     "load_snapshot",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill, wrap
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -98,11 +98,18 @@ def _mark_failed(
 
 
 def plot_front(
-    points: Mapping[str, Points], front: Points, *, title: str, xlabel: str, ylabel: str, names: Sequence[str] = ()
+    points: Mapping[str, Points],
+    front: Points,
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    names: Sequence[str] = (),
+    where: Literal["post", "pre"] = "post",
 ) -> RunFigure:
     """Runs as points, and the Pareto front as steps between those that no other run beats.
 
-    front: ascending. names: the label of each of its points.
+    front: ascending. names: the label of each of its points. where: ``post`` if small x are better, ``pre`` if large.
 
     >>> runs = {"vdnn": [(8.4, 79)], "home": [(7.7, 172), (9.3, 183)]}
     >>> figure = plot_front(runs, runs["home"], title="VGG-16", xlabel="peak (GiB)", ylabel="samples/s")
@@ -114,7 +121,7 @@ def plot_front(
         ax.plot(*_columns(each), **{**looks[label].line, "linestyle": "none"}, zorder=3)[0]
         for label, each in points.items()
     ]
-    (line,) = ax.step(*_columns(front), where="post", **_FRONT)
+    (line,) = ax.step(*_columns(front), where=where, **_FRONT)
     for (x, y), name in zip(front, names, strict=False):
         ax.annotate(name, (x, y), (5, -11), textcoords="offset points", fontsize=8)
     ax.set(xlabel=xlabel, ylabel=ylabel)

@@ -98,6 +98,13 @@ def _workloads() -> Iterator[str]:
     yield from (f"{ZOO}{network}" for network in network_names())
 
 
+def _models() -> Iterator[str]:
+    """Traces, networks of the zoo, and configurations in folders here."""
+    yield from _trace_names()
+    yield from network_names()
+    yield from sorted(path.parent.name for path in Path().glob("*/config.json"))
+
+
 def _setting_keys(kind: str) -> Iterator[str]:
     """Keys that ``--set`` accepts, each followed by ``=``."""
     from simgpu.experiments.scenarios.model import ScenarioFile
@@ -134,6 +141,8 @@ traces = suggest(_trace_names, "dir")
 traces_or_files = suggest(_trace_names, "file")
 #: A trace, a scenario or a network of the zoo.
 workloads = suggest(_workloads, "file")
+#: What `simgpu fit` takes.
+models = suggest(_models, "file")
 nodes = suggest(lambda: [*shipped_names("configs"), *_yaml_files()], "file")
 policies = suggest(_policy_names)
 codecs = suggest(_codec_names)

@@ -9,6 +9,8 @@ from simgpu.errors import InputError
 
 #: Numbers above a result that are tested before it is final.
 NEIGHBOURS = 4
+#: Numbers that `largest_by_guess` tests by guesses before it bisects.
+GUESSES = 6
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,23 @@ def _halve(tested: _Tested, fit: int, over: int) -> int:
         else:
             over = middle
     return fit
+
+
+def largest_by_guess(fits: Callable[[int], bool], top: int, guess: Callable[[int, int], int]) -> int | None:
+    """The largest integer from 0 to `top` that fits, None if 0 does not, where all numbers below one that fits do, too.
+
+    guess: returns the next number to test, given the largest so far that fits (-1 for none) and the smallest that does
+    not (``top + 1`` for none); the nearest number between them is tested. After `GUESSES` the interval is halved.
+
+    >>> tested = []
+    >>> largest_by_guess(lambda number: tested.append(number) or number <= 70, 100, lambda fit, over: 70)
+    70
+    >>> tested
+    [70, 71]
+    """
+    fit, over, guesses = -1, top + 1, 0
+    while over - fit > 1:
+        number = guess(fit, over) if guesses < GUESSES else (fit + over) // 2
+        number, guesses = min(max(number, fit + 1), over - 1), guesses + 1
+        fit, over = (number, over) if fits(number) else (fit, number)
+    return fit if fit >= 0 else None

@@ -1,0 +1,144 @@
+"""``simgpu fit``: whether a model fits a GPU, with which options of its training, and what each costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from simgpu.cli.choice import size_option
+from simgpu.cli.group import OUT_OF_MEMORY, wrapped
+from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.suggestions import models, nodes
+from simgpu.errors import InputError
+from simgpu.experiments.fit.entry import fit
+from simgpu.experiments.fit.result import Fit
+from simgpu.io.atomic import atomic_file
+from simgpu.version import __version__
+from simgpu.workloads.decoders.modelled import DTYPES, AttentionForm
+from simgpu.workloads.lowering.optimizer import Optimizer
+
+_TABLE = ".csv"
+
+
+@click.command("fit")
+@click.argument("model", shell_complete=models)
+@click.option(
+    "--gpu", required=True, metavar="NODE", shell_complete=nodes, help="A shipped node (simgpu list nodes) or a file."
+)
+@click.option(
+    "--batch",
+    metavar="N",
+    type=int,
+    help="Samples of a step; divided into micro-batches if they do not fit at once. Default: with --length the largest "
+    "that fits; else 1, or that of the trace.",
+)
+@click.option("--length", metavar="N", type=int, help="Tokens of each sample. Default: the largest that fits.")
+@size_option("--budget", "--memory", help="Memory for PyTorch's allocator, e.g. 20GB. Default: all of the GPU's.")
+@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Default: adamw; zoo: sgd.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Number format of a decoder. Default: bfloat16.")
+@click.option(
+    "--attention", type=click.Choice([each.value for each in AttentionForm]), help="Of a decoder. Default: sdpa."
+)
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the Pareto front (.png, .svg, .pdf) or the table (.csv). Repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the answer and the table.")
+@quiet_option
+def fit_(
+    model: str,
+    gpu: str,
+    batch: int | None,
+    length: int | None,
+    budget: str | None,
+    optimizer: str | None,
+    dtype: str | None,
+    attention: str | None,
+    outputs: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Ask whether MODEL fits a GPU, at which batch and length, with which options of its training, and at what cost.
+
+    MODEL is the Hugging Face config.json of a decoder or its folder, a network of the zoo (simgpu zoo list), or a
+    trace. The answer comes first, then a table of all options that were tried, each simulated with PyTorch's caching
+    allocator.
+
+    Exit code 3: no option that trains the same fits.
+
+    \b
+    simgpu fit ./Llama-3.2-1B --gpu rtx4090 --batch 1 --length 8192
+    simgpu fit ./Llama-3.2-1B --gpu rtx4090 --batch 32 --length 4096 \\
+        -o front.png -o table.csv
+    simgpu fit ./Llama-3.2-1B/config.json --gpu l40s       # the largest length
+    simgpu fit ./Llama-3.2-1B --gpu l40s --length 4096     # the largest batch
+    simgpu fit resnet50 --gpu rtx3060 --batch 256
+    """
+    _check(outputs)
+    with progress(quiet) as say:
+        result = fit(
+            model,
+            gpu,
+            batch=batch,
+            length=length,
+            budget=budget,
+            optimizer=optimizer,
+            dtype=dtype,
+            attention=attention,
+            progress=say,
+        )
+        for path in outputs:
+            say(f"writing {path}")
+            _write(result, path)
+    if as_json:
+        click.echo(json.dumps({"simgpu": __version__, **result.to_dict()}, indent=2, allow_nan=False))
+    else:
+        _show(result, outputs)
+    if result.best is None:
+        sys.exit(OUT_OF_MEMORY)
+
+
+def _check(outputs: tuple[Path, ...]) -> None:
+    """Raises `InputError` before long work for files of another kind, and for those that cannot be written."""
+    for path in outputs:
+        if not path.absolute().parent.is_dir():
+            raise InputError.single(path, "", f"-o: there is no folder {path.parent}", "create it")
+        if path.suffix.lower() != _TABLE:
+            from simgpu.analysis.plots import figure_format  # loads matplotlib
+
+            figure_format(path)
+
+
+def _write(result: Fit, path: Path) -> None:
+    """Writes the table or the Pareto front."""
+    if path.suffix.lower() == _TABLE:
+        text = result.frame().to_csv()
+        with atomic_file(path) as part:
+            part.write_text(text, encoding="utf-8")
+        return
+    from simgpu.analysis.plots import save_figure
+
+    save_figure(result.plot(), path)
+
+
+def _show(result: Fit, outputs: tuple[Path, ...]) -> None:
+    screen = Screen()
+    click.echo(wrapped(result.answer, before=0))
+    screen.print()
+    screen.print(facts(result.facts()))
+    screen.print()
+    last = len(result.headings) - 1
+    screen.print(table(result.headings, result.table(), left=(0, last), unbroken=range(last)))
+    screen.print()
+    for note in result.notes():
+        click.echo(wrapped(note, before=0))
+    for path in outputs:
+        click.echo(f"written to {path}")

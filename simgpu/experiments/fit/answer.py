@@ -1,0 +1,199 @@
+"""The sentences of `simgpu.fit`: its answer, the facts about it, and the notes on its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simgpu.experiments.fit.candidates import AS_IT_IS
+from simgpu.experiments.fit.question import SEGMENTS
+from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
+from simgpu.trace.model import Origin
+from simgpu.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from simgpu.experiments.fit.result import Fit
+
+#: Costs below this share are none.
+_FREE = 0.005
+#: Rows of a search that the answer names.
+_NAMED = 3
+_SEGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={SEGMENTS}"
+
+
+def answer(fit: Fit) -> str:
+    """The answer: what to do, and what it costs; or the least memory, and what would help."""
+    budget, name = format_bytes(fit.question.budget), fit.question.workload.name
+    best = fit.best
+    if best is None or best.run is None:
+        return f"In {budget}: {name} does not fit{_for_size(fit)} under any option that trains the same. {_least(fit)}"
+    if fit.question.searched:
+        return f"In {budget}: train {name} {_ways(fit)}. Each leaves {format_bytes(fit.question.margin)} or more."
+    run = best.run
+    time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
+    left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
+    return f"In {budget}: train {name}{_for_size(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+
+
+def facts(fit: Fit) -> list[tuple[str, str]]:
+    """Pairs of name and text on the question, and on the options that the answer names."""
+    rows = _named(fit) if fit.question.searched else [row for row in (fit.best or fit.smallest,) if row is not None]
+    asked = fit.question
+    options = ", ".join(f"{name} {value}" for name, value in asked.workload.options.items())
+    pairs = [("model", asked.workload.name + (f" ({options})" if options else ""))]
+    pairs.append(("node", f"{asked.node.name}: {asked.node.gpu.name}, {format_bytes(asked.node.budget)}"))
+    pairs.append(("budget", f"{format_bytes(asked.budget)} for PyTorch's allocator; {_context(fit)}"))
+    run = rows[0].run if rows else None
+    if run is not None and run.persistent.total:
+        kept = run.persistent
+        parts = f"weights {format_bytes(kept.weights)}, gradients {format_bytes(kept.gradients)}, optimizer state "
+        total = f"{format_bytes(kept.total)} whatever the batch: "
+        pairs.append(("persistent", f"{total}{parts}{format_bytes(kept.optimizer_state)}"))
+    switches = [switch for row in rows for switch in row.candidate.switches]
+    switches += (
+        [f"expandable segments: {_SEGMENTS}"] if any(row.run is not None and row.run.allocator for row in rows) else []
+    )
+    pairs += [("switch", switch) for switch in dict.fromkeys(switches)]
+    pairs += [("policy", f"{row.candidate.short.removeprefix('+ ')}: {_policy(row)}") for row in rows]
+    return pairs
+
+
+def notes(fit: Fit) -> list[str]:
+    """What the numbers include, how safe they are, and why candidates were refused."""
+    return list(_notes(fit))
+
+
+def _notes(fit: Fit) -> Iterator[str]:
+    yield (
+        "memory (GiB or MiB): reserved by PyTorch's caching allocator at the peak, for the blocks of the iteration. Not included: "
+        "what CUDA operators allocate for themselves, such as cuBLAS workspaces of 17 to 64 MiB"
+    )
+    yield (
+        f"tight: leaves less than {format_bytes(fit.question.margin)}, 3% of the budget for errors of prediction"
+        + ("" if fit.context is not None else " and 534 MiB for a CUDA context that the node does not state")
+    )
+    modelled = fit.info.origin is Origin.MODELLED
+    times = "kernel times are modelled" if modelled else f"kernel times are those of {fit.info.device}"
+    default = "that of the same samples as the model is trained by default, in unlimited memory"
+    yield f"cost: step time over {default}; {times}"
+    if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
+        yield "options below fused AdamW include it"
+    if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
+        yield "parts: micro-batches of gradient accumulation, in the fewest that fit; two are simulated, the others take as long"
+    if any(row.run is not None and row.run.allocator for row in fit.rows):
+        yield f"segments: fits with {_SEGMENTS}"
+    for note in dict.fromkeys(row.note for row in fit.rows if row.note):
+        yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
+
+
+def _ways(fit: Fit) -> str:
+    """The sizes of the rows that the answer names, each with its option and cost."""
+    texts = []
+    for row in _named(fit):
+        assert row.run is not None, "a named row has a run"
+        texts.append(f"on up to {_size(fit, row.run)} {_how(row)}, which costs {_cost(row.run)}")
+    return "; ".join(texts)
+
+
+def _how(row: FitRow) -> str:
+    """The options of a row as an adverbial."""
+    return _options(row) if row.candidate.label == AS_IT_IS else f"with {_options(row)}"
+
+
+def _named(fit: Fit) -> list[FitRow]:
+    """The cheapest, the largest, and between them the largest at less than half of the cost of the largest."""
+    front = fit.front
+    if len(front) <= _NAMED:
+        return front
+    cheap = [row for row in front[1:-1] if row.run and front[-1].run and row.run.cost < front[-1].run.cost / 2]
+    return [front[0], *cheap[-1:], front[-1]]
+
+
+def _size(fit: Fit, run: FitRun) -> str:
+    if fit.question.searched == "batch":
+        tokens = "" if run.length is None else f" of {run.length:,} tokens"
+        return f"{run.batch:,} {'sequence' if tokens else 'sample'}{'s' * (run.batch > 1)}{tokens}"
+    return f"{run.length:,} tokens per sample" if run.batch == 1 else f"{run.batch} samples of {run.length:,} tokens"
+
+
+def _for_size(fit: Fit) -> str:
+    asked = fit.question
+    if asked.batch is None or (asked.searched == "length"):
+        smallest = fit.smallest
+        return "" if smallest is None or smallest.run is None else f" even on {_size(fit, smallest.run)}"
+    tokens = "" if asked.length is None else f" of {asked.length:,} tokens"
+    return f" on {asked.batch:,} {'sequence' if tokens else 'sample'}{'s' * (asked.batch > 1)}{tokens}"
+
+
+def _options(row: FitRow) -> str:
+    run = row.run
+    text = row.candidate.label
+    if run is not None and run.micro_batches > 1:
+        text += f", in {run.micro_batches} micro-batches of {run.batch // run.micro_batches}"
+    return text if run is None or not run.allocator else f"{text} with {SEGMENTS}"
+
+
+def _cost(run: FitRun) -> str:
+    if run.cost < -_FREE:
+        return f"nothing (it takes {-run.cost:.0%} less time)"
+    return "nothing" if run.cost < _FREE else f"{run.cost:.0%}"
+
+
+def _safety(fit: Fit, best: FitRow) -> str:
+    """How safe the verdict is, and a safer option if it is not."""
+    if fit.margin(best) >= fit.question.margin:
+        return ", more than the error of most predictions"
+    safer = [row for row in fit.fitting if fit.margin(row) >= fit.question.margin and row.run is not None]
+    fastest = max(safer, key=lambda row: row.run.speed if row.run else 0, default=None)
+    if fastest is None or fastest.run is None:
+        return ", which is tight: a prediction may be off by so much"
+    costs = f"{_options(fastest)}, which costs {_cost(fastest.run)}"
+    return f", which is tight; safer: {costs}, leaves {format_bytes(fit.margin(fastest))}"
+
+
+def _least(fit: Fit) -> str:
+    """The least memory, its persistent part, and what would do."""
+    row = fit.smallest
+    if row is None or row.run is None:
+        return "Every option was refused."
+    run, parts = row.run, []
+    parts.append(f"The least is {format_bytes(run.reserved)}, {_how(row)}")
+    if kept := run.persistent.total:
+        share = f"weights, gradients and optimizer state are {format_bytes(kept)}"
+        parts[-1] += f"; {share} of it"
+        if kept > fit.question.budget:
+            parts.append("No batch, length or activation policy changes these")
+    others = [other for other in fit.rows if other.candidate.changes and other.fits]
+    parts += [f"Another training fits: {_options(other)}, {_at(other)}" for other in others]
+    parts.append(
+        f"It would fit {', '.join(fit.larger_gpus)}" if fit.larger_gpus else "No shipped GPU has enough memory"
+    )
+    return ". ".join(parts) + "."
+
+
+def _at(row: FitRow) -> str:
+    return "" if row.run is None else f"in {format_bytes(row.run.reserved)}"
+
+
+def _context(fit: Fit) -> str:
+    if fit.context is None:
+        return "the node does not say what the CUDA context takes of it"
+    return f"besides it, {format_bytes(fit.context)} for the CUDA context" if fit.context else "as given"
+
+
+def _policy(row: FitRow) -> str:
+    """The simgpu policy of a row, as scenarios and ``--policy`` have it."""
+    candidate = row.candidate
+    parameters = ", ".join(f"{name}: {_value(value)}" for name, value in candidate.parameters.items())
+    text = f"{candidate.policy}: {{{parameters}}}" if parameters else candidate.policy
+    if row.run is not None and row.run.micro_batches > 1:
+        inside = f"{{{text}}}" if parameters else text
+        return f"accumulate: {{micro_batches: {row.run.micro_batches}, inside: {inside}}}"
+    return text
+
+
+def _value(value: object) -> str:
+    """A parameter in YAML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,169 @@
+"""The options that `fit` tries, each with the switch of a framework that turns it on.
+
+A new option is one line: of `POLICIES` if it is a memory policy, of `BUILDS` if the training loop has to be modelled in
+another way, and of `CHANGES` if it trains something else. `simgpu/policies/FRAMEWORKS.md` has the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+class BuildOption(NamedTuple):
+    """A way to model the training loop.
+
+    build: options of the workload, such as ``{"optimizer": "adamw-fused"}``. instead_of: the values that it replaces;
+    the option applies only where the workload has these.
+    """
+
+    label: str
+    switch: str
+    build: Mapping[str, object]
+    instead_of: Mapping[str, object] = _NOTHING
+
+    def applies(self, base: Mapping[str, object]) -> bool:
+        """Whether a workload of these options has what this one replaces, and not yet what it brings."""
+        replaces = all(base.get(key) == value for key, value in self.instead_of.items())
+        return replaces and self.build.keys() <= base.keys() and not self.build.items() <= base.items()
+
+
+class PolicyOption(NamedTuple):
+    """A memory policy with its parameters."""
+
+    label: str
+    switch: str
+    policy: str
+    parameters: Mapping[str, object] = _NOTHING
+
+
+#: What computes the same in another way, and needs no policy: all that apply are on in every later candidate.
+BUILDS = (
+    BuildOption(
+        "fused AdamW",
+        'torch.optim.AdamW(fused=True); Transformers optim="adamw_torch_fused"',
+        {"optimizer": "adamw-fused"},
+        {"optimizer": "adamw"},
+    ),
+)
+
+#: Memory policies, the simplest first: of equally fast ones the first is the answer.
+POLICIES = (
+    PolicyOption(
+        "selective checkpoint",
+        "torchtitan selective activation checkpointing (SelectiveAC)",
+        "checkpoint",
+        {"keep": ("torchtitan",), "early_stop": False},
+    ),
+    PolicyOption(
+        "checkpoint every 2nd",
+        'Transformers gradient_checkpointing_kwargs={"every_n_layers": 2}',
+        "checkpoint",
+        {"every": 2},
+    ),
+    PolicyOption("checkpoint", "Transformers gradient_checkpointing=True", "checkpoint"),
+    PolicyOption(
+        "checkpoint + offload",
+        'Transformers gradient_checkpointing_kwargs={"offload": True}',
+        "checkpoint",
+        {"inputs": "waiting"},
+    ),
+    PolicyOption(
+        "checkpoint + async offload",
+        "TRL gradient_checkpointing=True with activation_offloading=True; "
+        "torchtune enable_activation_checkpointing with enable_activation_offloading",
+        "checkpoint",
+        {"inputs": "overlapped"},
+    ),
+    PolicyOption("offload (TRL)", "TRL activation_offloading=True", "offload_activations"),
+    PolicyOption(
+        "offload (torchtune)",
+        "torchtune enable_activation_offloading=True",
+        "offload_activations",
+        {"saved_again": "offloaded"},
+    ),
+    PolicyOption("save on CPU", "torch.autograd.graph.save_on_cpu(pin_memory=True)", "save_on_cpu"),
+)
+
+#: What trains something else, tried where nothing above fits.
+CHANGES = (BuildOption("plain SGD", "torch.optim.SGD, without momentum", {"optimizer": "plain-sgd"}),)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Options that are tried together.
+
+    label: names all options. short: the last of them, for tables. switches: of frameworks, one for each option.
+    policy, parameters: of the scenario that decides. build: options of the workload. changes: whether it trains
+    something else.
+    """
+
+    label: str
+    short: str
+    policy: str = "none"
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    build: Mapping[str, object] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
+    changes: bool = False
+
+
+AS_IT_IS = "as it is"
+
+
+def candidates(base: Mapping[str, object]) -> tuple[Candidate, ...]:
+    """The candidates for a workload of these options: as it is, then each build option added, then each policy.
+
+    >>> [each.label for each in candidates({})][:2]
+    ['as it is', 'selective checkpoint']
+    >>> [each.label for each in candidates({"optimizer": "adamw"})][1:4:2]
+    ['fused AdamW', 'fused AdamW + checkpoint every 2nd']
+    """
+    return (Candidate(AS_IT_IS, AS_IT_IS, build=base), *_of_the_same(base))
+
+
+def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...]:
+    """With each option that trains something else, the candidate that has the policy of another one.
+
+    >>> smallest = candidates({"optimizer": "adamw"})[4]
+    >>> [each.label for each in changed({"optimizer": "adamw"}, smallest)]
+    ['plain SGD + checkpoint']
+    """
+    return tuple(
+        replace(
+            each,
+            label=_joined(option.label, each.label),
+            short=_joined(option.label, each.short.removeprefix("+ ")),
+            switches=(_switch(option), *each.switches),
+            changes=True,
+        )
+        for option in CHANGES
+        if option.applies(base)
+        for each in (Candidate("", "", build={**base, **option.build}), *_of_the_same({**base, **option.build}))
+        if (each.policy, each.parameters) == (like.policy, like.parameters)
+    )
+
+
+def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
+    """The candidates that train the same, with at least one option."""
+    plain = Candidate("", "", build=base)
+    for option in BUILDS:
+        if option.applies(plain.build):
+            label, build = _joined(plain.label, option.label), {**plain.build, **option.build}
+            switches = (*plain.switches, _switch(option))
+            plain = replace(plain, label=label, short=f"+ {option.label}", build=build, switches=switches)
+            yield plain
+    for each in POLICIES:
+        label, switches = _joined(plain.label, each.label), (*plain.switches, _switch(each))
+        yield Candidate(label, f"+ {each.label}", each.policy, each.parameters, plain.build, switches)
+
+
+def _switch(option: BuildOption | PolicyOption) -> str:
+    return f"{option.label}: {option.switch}"
+
+
+def _joined(*labels: str) -> str:
+    return " + ".join(label for label in labels if label)

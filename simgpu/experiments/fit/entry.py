@@ -1,0 +1,111 @@
+"""`fit` asks whether a model fits a GPU, at which batch and length, with which options, and what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from simgpu.errors import InputError, Problem
+from simgpu.experiments.fit.candidates import candidates, changed
+from simgpu.experiments.fit.gpus import gpus_that_fit
+from simgpu.experiments.fit.question import MOST_SAMPLES, MOST_TOKENS, Question, safe_margin
+from simgpu.experiments.fit.result import Fit
+from simgpu.experiments.fit.rows import FitRow
+from simgpu.experiments.fit.workloads import Workload, workload_of
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import no_progress
+from simgpu.simulation.config import RunConfig
+from simgpu.trace.model import Trace
+
+
+def fit(
+    model: str | Path | Trace,
+    gpu: str | NodeSpec,
+    *,
+    batch: int | None = None,
+    length: int | None = None,
+    budget: int | str | None = None,
+    optimizer: str | None = None,
+    dtype: str | None = None,
+    attention: str | None = None,
+    progress: Callable[[str], None] = no_progress,
+) -> Fit:
+    """Whether a model fits a GPU, with which options of its training, and what each option costs.
+
+    model: a Hugging Face ``config.json`` of a decoder or its folder, a network of the zoo, or a trace
+    gpu: a shipped node, a node file, or a node
+    batch: samples of a step. A batch that does not fit is divided into the fewest micro-batches that fit. Without it,
+    and with a length, the largest batch is searched. Of traces by default the recorded one, of decoders 1
+    length: tokens of each sample; without it the largest is searched, up to the positions of the configuration
+    budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
+    optimizer, dtype, attention: of a modelled iteration, as for `simgpu.workloads.decoders.modelled.decoder_iteration`;
+    by default adamw (of networks of the zoo sgd), bfloat16 and sdpa
+    progress: called with each option before it is tried
+
+    Each candidate is run as a scenario would run it, with ``pool: caching``. A size that is searched leaves
+    `simgpu.experiments.fit.question.safe_margin` of the memory. An option that needs more memory than the
+    budget is run in unlimited memory too, so that the table shows its peak.
+
+    Raises `InputError` for an unknown model, GPU or option, and for sizes that the model does not support.
+
+    >>> result = fit("resnet50", "rtx3060", batch=64)
+    >>> print(result.answer)
+    In 12 GiB: train resnet50 with 64 samples as it is, which costs nothing ...
+    >>> result.best.candidate.label, len(result)
+    ('as it is', 9)
+    """
+    workload = workload_of(model, {"optimizer": optimizer, "dtype": dtype, "attention": attention})
+    node = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
+    _check(workload, batch, length)
+    if workload.longest is None or length is None:
+        batch = batch or workload.own_batch or (None if workload.longest is None else 1)
+    config = RunConfig(pool="caching", budget=budget)
+    if isinstance(config.budget, str):
+        what = f"{budget!r} is a part of a peak, and every option has another one"
+        raise InputError.single("", "budget", what, "give a size such as '24 GB'")
+    context, memory = config.context_memory(node), config.on(node)[1]
+    question = Question(workload, node, batch, length, memory, safe_margin(memory, context))
+    progress(f"building {workload.name}")
+    info = question.info()
+    result = Fit(question, _rows(question, progress), info, context)
+    smallest = result.smallest
+    if result.best is not None or smallest is None or smallest.run is None:
+        return result
+    others = []
+    for each in changed(workload.options, smallest.candidate):
+        progress(each.label)
+        others.append(question.row(each))
+    larger = gpus_that_fit(question, smallest.candidate, smallest.run, progress)
+    return replace(result, rows=(*result.rows, *others), larger_gpus=tuple(larger))
+
+
+def _rows(question: Question, progress: Callable[[str], None]) -> tuple[FitRow, ...]:
+    """The row of every candidate that trains the same. Raises `InputError` if none of them can run."""
+    near: int | None = None
+    rows: list[FitRow] = []
+    for candidate in candidates(question.workload.options):
+        progress(candidate.label)
+        rows.append(question.row(candidate, near))
+        near = rows[-1].size(question.searched) or near
+    if all(row.run is None for row in rows):
+        reasons = dict.fromkeys(row.note for row in rows)
+        raise InputError(Problem(question.workload.name, "", reason) for reason in reasons)
+    return tuple(rows)
+
+
+def _check(workload: Workload, batch: int | None, length: int | None) -> None:
+    """Raises `InputError` for sizes that no iteration of the model has."""
+    problems = [
+        Problem("", name, f"{value!r} is not a number from 1 to {most}", f"give the {what}")
+        for name, value, most, what in (
+            ("batch", batch, MOST_SAMPLES, "samples of a step"),
+            ("length", length, MOST_TOKENS, "tokens of each sample"),
+        )
+        if value is not None and (type(value) is not int or not 1 <= value <= most)
+    ]
+    if length is not None and workload.longest is None:
+        problems.append(Problem("", "length", f"samples of {workload.name} have no length", "leave it out"))
+    if problems:
+        raise InputError(problems)

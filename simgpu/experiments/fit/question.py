@@ -1,0 +1,221 @@
+"""`Question`: what `fit` asks of every candidate, and the runs that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
+from simgpu.experiments.fit.candidates import Candidate
+from simgpu.experiments.fit.rows import FitRow, FitRun, Persistent
+from simgpu.experiments.fit.workloads import Workload
+from simgpu.graph.accumulation import divisors
+from simgpu.graph.bounds import first_reason
+from simgpu.hardware.spec import NodeSpec
+from simgpu.planning.search.bisection import largest_by_guess
+from simgpu.simulation.config import RunSettings
+from simgpu.simulation.run import Result, simulate
+from simgpu.simulation.tasks import task_graph
+from simgpu.trace.model import Trace, TraceInfo
+
+#: A budget that no iteration needs: the run of a candidate then has its peak.
+_UNLIMITED = 2**60
+#: Lengths that are searched are multiples of this many tokens.
+TOKENS = 128
+#: Largest batch that is tried, and largest length that may be requested.
+MOST_SAMPLES, MOST_TOKENS = 2**16, 2**30
+#: The batch and the length that are tried first.
+_FIRST = {"batch": 8, "length": 2048}
+#: Share of the memory by which a prediction may be too low: the error of most published peaks is smaller
+#: (simgpu/validation/public/README.md).
+ERROR = 0.03
+#: What a CUDA context takes where the node does not say: the most that a shipped node says.
+CONTEXT = 534 * 2**20
+#: Sizes from a power of two to the next that a search distinguishes.
+_STEPS = 16
+#: A size is at most so many times larger than the largest one that is known.
+_GROWTH = 8
+#: Settings of PyTorch's allocator that are tried where the default ones leave too much memory in holes.
+SEGMENTS = "expandable_segments:True"
+#: Traces that are kept.
+_KEPT = 12
+
+
+def sizes(unit: int, most: int) -> list[int]:
+    """The sizes that a search distinguishes, ascending: multiples of a unit, 16 from a power of two to the next.
+
+    >>> sizes(128, 1000), len(sizes(1, 64)), sizes(1, 64)[-2:]
+    ([128, 256, 384, 512, 640, 768, 896, 1000], 48, [62, 64])
+    """
+    result, count = [], 1
+    while count * unit < most:
+        result.append(count * unit)
+        count += max(1, 2 ** (count.bit_length() - 1) // _STEPS)
+    return [*result, most]
+
+
+def safe_margin(memory: int, context: int | None) -> int:
+    """Bytes that should be left: for errors of prediction, and for a CUDA context that is not known.
+
+    >>> safe_margin(100 * 2**20, 0), safe_margin(0, None) == CONTEXT
+    (3145728, True)
+    """
+    return int(ERROR * memory) + (CONTEXT if context is None else 0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model, a GPU, and a size, or which size is searched.
+
+    batch, length: as requested; None for the one that is searched, and length where samples have none.
+    budget: bytes for PyTorch's allocator. margin: of these, what a size that is searched has to leave.
+    """
+
+    workload: Workload
+    node: NodeSpec
+    batch: int | None
+    length: int | None
+    budget: int
+    margin: int = 0
+    traces: dict[Any, Trace] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def searched(self) -> str:
+        """``batch``, ``length``, or empty where both are given."""
+        if self.batch is None:
+            return "batch"
+        return "length" if self.length is None and self.workload.longest is not None else ""
+
+    def info(self) -> TraceInfo:
+        """Facts about the iteration at the requested size, or at the smallest. Raises `InputError` if it has none."""
+        length = self._places()[0] if self.searched == "length" else self.length
+        return self._trace(self.batch or 1, length, self.workload.options).info
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a run may reserve."""
+        return self.budget - self.margin if self.searched else self.budget
+
+    def row(self, candidate: Candidate, near: int | None = None) -> FitRow:
+        """The answer for a candidate. near: the size of another candidate, near which a search begins."""
+        try:
+            row = self._largest(candidate, near) if self.searched else self._at(candidate, self.batch or 1)
+        except (InputError, MissingExtraError) as error:
+            reason = first_reason(error) if isinstance(error, InputError) else str(error)
+            return FitRow(candidate, None, reason)
+        return row if row.run is None else replace(row, run=self._compared(row.run))
+
+    def run(self, candidate: Candidate, batch: int, length: int | None, micro_batches: int = 1) -> FitRun:
+        """One step under a candidate. Raises `InputError` for what the model or the policy does not support."""
+        trace = self._trace(batch, length, candidate.build)
+        policy, parameters = candidate.policy, dict(candidate.parameters)
+        if micro_batches > 1:
+            policy, parameters = "accumulate", {"micro_batches": micro_batches, "inside": {policy: parameters}}
+
+        def within(budget: int, allocator: str | None = None) -> Result:
+            given: RunSettings = {"budget": budget, "pool": "caching", "allocator": allocator, "iterations": 2}
+            return simulate(trace, self.node, policy, parameters=parameters, **given)
+
+        result, allocator = within(_UNLIMITED), ""
+        peak, fits = result.metrics.run_peak_bytes, result.high_water <= self.usable
+        # With less memory, the allocator gives back what it does not use, and compute waits for offloads.
+        if not fits and (peak <= self.usable or result.metrics.link_bytes):
+            for allocator in ("", SEGMENTS) if peak <= self.usable else ("",):
+                with suppress(OutOfMemoryError):
+                    result, fits = within(self.usable, allocator or None), True
+                    break
+        return FitRun(
+            batch,
+            length,
+            micro_batches,
+            fits,
+            result.metrics.run_peak_bytes,
+            result.high_water,
+            result.iteration_ns,
+            result.metrics.link_bytes,
+            Persistent.of(trace),
+            allocator if fits else "",
+        )
+
+    def _trace(self, batch: int, length: int | None, build: Mapping[str, Any]) -> Trace:
+        key = batch, length, tuple(sorted(build.items()))
+        if key not in self.traces:
+            for old in list(islice(self.traces, max(len(self.traces) - _KEPT, 0))):
+                del self.traces[old]
+            self.traces[key] = self.workload.trace(batch, length, self.node.gpu, build)
+        return self.traces[key]
+
+    def _compared(self, run: FitRun) -> FitRun:
+        """A run with the time that the same samples take as the model is trained by default."""
+        trace = self._trace(run.batch, run.length, self.workload.options)
+        return replace(run, plain_ns=task_graph(trace, self.node, 0).ideal_ns())
+
+    def _largest(self, candidate: Candidate, near: int | None) -> FitRow:
+        """The largest batch or length that fits."""
+        name, places = self.searched, self._places()
+
+        def run(size: int) -> FitRun:
+            return self.run(candidate, *((size, self.length) if name == "batch" else (self.batch or 1, size)))
+
+        best = self._largest_of(places, run, near or _FIRST[name])
+        return FitRow(candidate, best, capped=best.fits and places[-1] == getattr(best, name))
+
+    def _places(self) -> list[int]:
+        """The sizes that are distinguished."""
+        if self.searched == "batch":
+            return sizes(1, MOST_SAMPLES)
+        assert self.workload.longest is not None, "a length that is searched has a limit"
+        return sizes(TOKENS, self.workload.longest)
+
+    def _largest_of(self, places: Sequence[int], run: Callable[[int], FitRun], first: int) -> FitRun:
+        """The run at the largest of these sizes that fits; at the smallest where none does."""
+        known: dict[int, FitRun] = {}
+
+        def fits(place: int) -> bool:
+            known[places[place]] = each = run(places[place])
+            return each.fits
+
+        def guess(fit: int, over: int) -> int:
+            size = _where(known, self.usable) if known else first
+            return sum(each <= size for each in places) - 1
+
+        place = largest_by_guess(fits, len(places) - 1, guess)
+        return known[places[place or 0]]
+
+    def _at(self, candidate: Candidate, batch: int) -> FitRow:
+        """The whole batch at once or, where it does not fit, in the fewest micro-batches that fit."""
+        whole = self.run(candidate, batch, self.length)
+        if whole.fits or batch == 1:
+            return FitRow(candidate, whole)
+        places = [batch // count for count in reversed(divisors(batch)[1:])]
+
+        def two_of(size: int) -> FitRun:
+            return self.run(candidate, 2 * size, self.length, 2)
+
+        try:
+            two = self._largest_of(places, two_of, places[0])
+        except InputError as error:
+            return FitRow(candidate, whole, f"not in micro-batches: {error.problems[0].what}")
+        # Each micro-batch after the first takes the same time.
+        size = two.batch // 2
+        one, count = self.run(candidate, size, self.length), batch // size
+        step_ns = one.step_ns + (count - 1) * (two.step_ns - one.step_ns)
+        link_bytes = one.link_bytes + (count - 1) * (two.link_bytes - one.link_bytes)
+        return FitRow(candidate, replace(two, batch=batch, micro_batches=count, step_ns=step_ns, link_bytes=link_bytes))
+
+
+def _where(known: Mapping[int, FitRun], budget: int) -> int:
+    """The size at which the peak is likely to reach the budget: on the line through the two nearest peaks.
+
+    With one known run, through what it needs at any size: weights, gradients and optimizer state.
+    """
+    points = sorted((abs(run.peak - budget), size, run.peak) for size, run in known.items())[:2]
+    (_, x, y), *others = points
+    other_x, other_y = others[0][1:] if others else (0, known[x].persistent.total)
+    most = _GROWTH * max(known)
+    if (y - other_y) * (x - other_x) <= 0:
+        return most if y < budget else x // 2
+    return max(min(x + (budget - y) * (x - other_x) // (y - other_y), most), 0)

@@ -1,0 +1,153 @@
+"""What `fit` can be asked about: a decoder from its configuration, a network of the zoo, or a trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.hardware.spec import GpuSpec
+from simgpu.io.shipped import shipped_names
+from simgpu.trace.folder import load_trace
+from simgpu.trace.model import Trace
+from simgpu.workloads.catalogue import NETWORKS, build
+from simgpu.workloads.decoders.config import read_decoder
+from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.modelled import trace_of
+from simgpu.workloads.rescale.entry import at_batch
+
+_ZOO = "zoo:"
+#: What a decoder is trained with by default: what Transformers and PyTorch do.
+_OF_A_DECODER = {"optimizer": "adamw", "dtype": "bfloat16", "attention": "sdpa"}
+
+
+class Workload(Protocol):
+    """Training iterations of one model at any size.
+
+    name: of the model. options: how it is modelled by default, by name. longest: the most tokens per sample that the
+    model was made for; None if its samples have no length. own_batch: of a recording; None if any batch is modelled.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    longest: int | None
+    own_batch: int | None
+
+    def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
+        """One iteration. Raises `InputError` for sizes and options that it does not support."""
+        ...
+
+
+@dataclass(frozen=True)
+class DecoderWorkload:
+    """A decoder-only transformer from its configuration."""
+
+    decoder: Decoder
+    options: Mapping[str, Any]
+    own_batch: None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.decoder.name
+
+    @property
+    def longest(self) -> int:
+        """The positions of its configuration."""
+        return self.decoder.positions
+
+    def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
+        """One iteration, as `decoder_iteration` models it."""
+        assert length is not None, "a decoder's samples have a length"
+        return decoder_iteration(self.decoder, batch=batch, length=length, gpu=gpu, **options).trace
+
+
+@dataclass(frozen=True)
+class ZooWorkload:
+    """A network of the zoo."""
+
+    name: str
+    options: Mapping[str, Any]
+    longest: None = None
+    own_batch: None = None
+
+    def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
+        """One iteration, as `simgpu zoo build` models it."""
+        return trace_of(build(self.name), batch=batch, gpu=gpu, optimizer=str(options["optimizer"]))
+
+
+@dataclass(frozen=True)
+class TraceWorkload:
+    """A recorded or imported iteration; other batches are derived from it. Its times are those of its own device."""
+
+    recorded: Trace
+    longest: None = None
+
+    @property
+    def name(self) -> str:
+        """The trace's name."""
+        return self.recorded.name or self.recorded.info.model
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """None: what was recorded is fixed."""
+        return {}
+
+    @property
+    def own_batch(self) -> int:
+        """The batch that was recorded."""
+        return self.recorded.info.batch
+
+    def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
+        """The iteration at a batch."""
+        return at_batch(self.recorded, batch)
+
+
+def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Workload:
+    """The workload that a user names: a `config.json` or its folder, a network of the zoo, or a trace.
+
+    options: how it is modelled (``optimizer``, ``dtype``, ``attention``); None for the default.
+    Raises `InputError` for an unknown model, for one that cannot be read, and for options that do not apply to it.
+
+    >>> workload_of("resnet50", {}).options
+    {'optimizer': 'sgd'}
+    >>> workload_of("resnet50", {"dtype": "float16"})
+    Traceback (most recent call last):
+    simgpu.errors.InputError: dtype: applies to decoders, not to a network of the zoo; leave it out
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(model, Trace):
+        _refuse(given, given, "a trace")
+        return TraceWorkload(model)
+    name, path = str(model).removeprefix(_ZOO), Path(model)
+    if name in NETWORKS and not path.exists():
+        _refuse(given, given.keys() - {"optimizer"}, "a network of the zoo")
+        return ZooWorkload(name, {"optimizer": "sgd", **given})
+    if name in shipped_names("traces") or (path / "trace.yaml").is_file():
+        _refuse(given, given, "a trace")
+        return TraceWorkload(load_trace(name))
+    if name.endswith(".json") or os.sep in name or path.is_dir():
+        return DecoderWorkload(read_decoder(path), {**_OF_A_DECODER, **given})
+    known = [*NETWORKS, *shipped_names("traces")]
+    remedy = f"give a config.json, a trace folder, a shipped trace or a network of the zoo: {did_you_mean(name, known)}"
+    raise InputError.single("", "MODEL", f"there is no model {name!r}", remedy)
+
+
+def _refuse(given: Mapping[str, Any], names: Iterable[str], what: str) -> None:
+    """Raises `InputError` for options that apply to decoders alone, or to no trace."""
+    problems = [
+        Problem(
+            "",
+            name,
+            f"applies to {'decoders' if name != 'optimizer' else 'modelled iterations'}, not to {what}",
+            "leave it out",
+        )
+        for name in given
+        if name in set(names)
+    ]
+    if problems:
+        raise InputError(problems)
