@@ -65,8 +65,8 @@ def notes(fit: Fit) -> list[str]:
 
 def _notes(fit: Fit) -> Iterator[str]:
     yield (
-        "memory (GiB or MiB): reserved by PyTorch's caching allocator at the peak, for the blocks of the iteration. Not included: "
-        "what CUDA operators allocate for themselves, such as cuBLAS workspaces of 17 to 64 MiB"
+        "GiB, MiB: memory that PyTorch's caching allocator reserves at the peak, for the blocks of the iteration. Not "
+        "included: what CUDA operators allocate for themselves, such as cuBLAS workspaces of 17 to 64 MiB"
     )
     yield (
         f"tight: leaves less than {format_bytes(fit.question.margin)}, 3% of the budget for errors of prediction"
@@ -79,7 +79,7 @@ def _notes(fit: Fit) -> Iterator[str]:
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
-        yield "parts: micro-batches of gradient accumulation, in the fewest that fit; two are simulated, the others take as long"
+        yield "parts: the fewest micro-batches that fit (gradient accumulation); of these, two are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
         yield f"segments: fits with {_SEGMENTS}"
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):

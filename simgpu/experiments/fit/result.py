@@ -97,17 +97,7 @@ class Fit:
         sizes = (self.question.searched,) if self.question.searched else ()
         times = () if sizes else ("step",)
         parts = ("parts",) if self._divided else ()
-        return (
-            "option",
-            *sizes,
-            f"memory ({self._unit})",
-            f"left ({self._unit})",
-            *times,
-            self.speed_unit,
-            "cost",
-            *parts,
-            "note",
-        )
+        return ("option", *sizes, self._unit, *times, self.speed_unit, "cost", *parts, "note")
 
     @property
     def _unit(self) -> str:
@@ -171,7 +161,7 @@ class Fit:
         """One row per candidate, one column per number in base units, such as ``reserved`` in bytes."""
         import pandas as pd
 
-        about = {"model": self.question.workload.name, "node": self.question.node.name}
+        about: dict[str, Any] = {"model": self.question.workload.name, "node": self.question.node.name}
         about |= {"budget": self.question.budget, "origin": self.info.origin.value}
         rows = [row.values() for row in self.rows]
         return pd.DataFrame(rows).assign(**about).set_index("option")
@@ -219,7 +209,7 @@ class Fit:
         question = {"model": asked.workload.name, "options": dict(asked.workload.options), "batch": asked.batch}
         question |= {"length": asked.length, "searched": asked.searched, "budget_bytes": asked.budget}
         best = None if self.best is None else self.best.candidate.label
-        result = {"answer": self.answer, "best": best, "margin_bytes": self.question.margin}
+        result: dict[str, Any] = {"answer": self.answer, "best": best, "margin_bytes": self.question.margin}
         result |= {"larger_gpus": list(self.larger_gpus), "front": [row.candidate.label for row in self.front]}
         trace = {**asdict(self.info), "origin": self.info.origin.value}
         about = {"question": question, "node": asked.node.to_dict(context=True), "trace": trace}

@@ -26,16 +26,27 @@ _OF_A_DECODER = {"optimizer": "adamw", "dtype": "bfloat16", "attention": "sdpa"}
 
 
 class Workload(Protocol):
-    """Training iterations of one model at any size.
+    """Training iterations of one model at any size."""
 
-    name: of the model. options: how it is modelled by default, by name. longest: the most tokens per sample that the
-    model was made for; None if its samples have no length. own_batch: of a recording; None if any batch is modelled.
-    """
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
 
-    name: str
-    options: Mapping[str, Any]
-    longest: int | None
-    own_batch: int | None
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """How it is modelled by default, by name."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens per sample that the model was made for; None if its samples have no length."""
+        ...
+
+    @property
+    def own_batch(self) -> int | None:
+        """The batch of a recording; None if any batch is modelled."""
+        ...
 
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration. Raises `InputError` for sizes and options that it does not support."""
