@@ -79,7 +79,7 @@ def _notes(fit: Fit) -> Iterator[str]:
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
-        yield "parts: the fewest micro-batches that fit (gradient accumulation); of these, two are simulated"
+        yield "parts: the fewest micro-batches that fit (gradient accumulation); of these, three are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
         yield f"segments: fits with {_SEGMENTS}"
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):

@@ -192,18 +192,18 @@ class Question:
             return FitRow(candidate, whole)
         places = [batch // count for count in reversed(divisors(batch)[1:])]
 
-        def two_of(size: int) -> FitRun:
-            return self.run(candidate, 2 * size, self.length, 2)
+        def parts(count: int, size: int) -> FitRun:
+            return self.run(candidate, count * size, self.length, count)
 
         try:
-            two = self._largest_of(places, two_of, places[0])
+            two = self._largest_of(places, lambda size: parts(2, size), places[0])
         except InputError as error:
             return FitRow(candidate, whole, f"not in micro-batches: {error.problems[0].what}")
-        # Each micro-batch after the first takes the same time.
-        size = two.batch // 2
-        one, count = self.run(candidate, size, self.length), batch // size
-        step_ns = one.step_ns + (count - 1) * (two.step_ns - one.step_ns)
-        link_bytes = one.link_bytes + (count - 1) * (two.link_bytes - one.link_bytes)
+        size, count = two.batch // 2, 2 * batch // two.batch
+        # Each micro-batch after the first two takes as long as the third.
+        three, later = (parts(3, size), count - 2) if count > 2 else (two, 0)
+        step_ns = two.step_ns + later * (three.step_ns - two.step_ns)
+        link_bytes = two.link_bytes + later * (three.link_bytes - two.link_bytes)
         return FitRow(candidate, replace(two, batch=batch, micro_batches=count, step_ns=step_ns, link_bytes=link_bytes))
 
 

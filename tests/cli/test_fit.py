@@ -1,0 +1,69 @@
+"""``simgpu fit``: arguments, output and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_helpers import simgpu
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A configuration of a small Llama."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, "vocab_size": 100}))
+    return folder
+
+
+def test_the_answer_comes_first_and_lines_fit_the_terminal(model: Path) -> None:
+    done = simgpu("fit", model, "--gpu", "rtx4090", "--batch", "2", "--length", "256", "-q")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("In 24 GiB: train tiny on 2 sequences of 256 tokens with fused AdamW, which costs")
+    heading = next(line for line in lines if line.startswith("option"))
+    assert heading.split() == ["option", "GiB", "step", "tokens/s", "cost", "note"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_has_the_answer_and_every_option(model: Path) -> None:
+    done = simgpu("fit", model, "--gpu", "rtx4090", "--length", "256", "--budget", "20 MB", "--json", "-q")
+    document = json.loads(done.stdout)
+    assert document["question"]["searched"] == "batch"
+    assert document["answer"].startswith("In 19.07 MiB: train tiny on up to ")
+    assert {option["option"] for option in document["options"]} >= {"as it is", document["best"]}
+
+
+def test_the_front_and_the_table_are_written(model: Path, tmp_path: Path) -> None:
+    front, rows = tmp_path / "front.svg", tmp_path / "rows.csv"
+    sizes = ("--batch", "1", "--length", "128", "-q")
+    done = simgpu("fit", model, "--gpu", "rtx4090", *sizes, "-o", front, "-o", rows)
+    assert done.exit_code == 0, done.output
+    assert "Pareto front" in front.read_text()
+    assert rows.read_text().splitlines()[1].startswith("as it is,True")
+
+
+def test_exit_code_3_if_nothing_fits(model: Path) -> None:
+    done = simgpu("fit", model, "--gpu", "rtx4090", "--batch", "1", "--length", "128", "--budget", "100 kB", "-q")
+    assert done.exit_code == 3
+    assert "does not fit on 1 sequence of 128 tokens" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--length", "0"), "length: 0 is not a number from 1 to"),
+        (("-o", "front.gif"), "'gif' is not a format of figures"),
+        (("--budget", "50%"), "'50%' is a part of a peak"),
+        (("--budget", "lots"), "argument budget"),
+    ],
+)
+def test_bad_input_is_refused_without_a_traceback(model: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = simgpu("fit", model, "--gpu", "rtx4090", "-q", *arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.output

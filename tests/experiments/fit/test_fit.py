@@ -1,0 +1,171 @@
+"""`simgpu.fit`: every answer is a run of a scenario, and searches find what trying every size finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import simgpu
+from simgpu.errors import InputError, OutOfMemoryError
+from simgpu.experiments.fit.candidates import candidates
+from simgpu.experiments.fit.question import Question, sizes
+from simgpu.experiments.fit.result import Fit
+from simgpu.experiments.fit.rows import FitRow, FitRun
+from simgpu.experiments.fit.workloads import workload_of
+from simgpu.planning.search.bisection import largest_by_guess
+from simgpu.simulation.config import RunConfig
+from simgpu.workloads.decoders.config import read_decoder
+from simgpu.workloads.decoders.modelled import decoder_iteration
+
+NODE = simgpu.load_node("rtx4090")
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Llama of 4,096 positions."""
+    folder = tmp_path_factory.mktemp("models") / "small-llama"
+    folder.mkdir()
+    values = {"model_type": "llama", **SIZES, "vocab_size": 1000, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+def run_of(row: FitRow) -> FitRun:
+    assert row.run is not None
+    return row.run
+
+
+@pytest.fixture(scope="module")
+def result(model: Path) -> Fit:
+    """An answer for one sequence, with options that fit and others that do not."""
+    return simgpu.fit(model, NODE, batch=1, length=2048, budget="100 MiB")
+
+
+def test_the_verdict_of_each_option_is_that_of_a_scenario(model: Path, result: Fit) -> None:
+    assert {row.fits for row in result} == {True, False}
+    for row in result:
+        trace = decoder_iteration(read_decoder(model), batch=1, length=2048, gpu=NODE.gpu, **row.candidate.build).trace
+        policy, parameters = row.candidate.policy, row.candidate.parameters
+        config = RunConfig(pool="caching", budget="100 MiB", allocator=run_of(row).allocator or None)
+        if not row.fits:
+            with pytest.raises(OutOfMemoryError):
+                simgpu.simulate(trace, NODE, policy, config, parameters=parameters)
+            continue
+        same = simgpu.simulate(trace, NODE, policy, config, parameters=parameters)
+        assert (run_of(row).step_ns, run_of(row).reserved) == (same.iteration_ns, same.high_water), row.candidate.label
+
+
+def test_a_divided_batch_takes_the_time_of_all_its_micro_batches(model: Path) -> None:
+    question = Question(workload_of(model, {}), NODE, 8, 1024, 120 * 2**20)
+    row = question.row(candidates(question.workload.options)[1])
+    count = run_of(row).micro_batches
+    assert count > 2
+    trace = decoder_iteration(read_decoder(model), batch=8, length=1024, gpu=NODE.gpu, **row.candidate.build).trace
+
+    def in_parts(count: int) -> simgpu.Result:
+        config = RunConfig(pool="caching", budget="120 MiB", allocator=run_of(row).allocator or None)
+        return simgpu.simulate(trace, NODE, "accumulate", config, parameters={"micro_batches": count})
+
+    assert run_of(row).step_ns == pytest.approx(in_parts(count).iteration_ns, rel=1e-4)
+    with pytest.raises(OutOfMemoryError):
+        in_parts(count // 2)
+
+
+@pytest.mark.parametrize(("searched", "given"), [("length", {"batch": 2}), ("batch", {"length": 512})])
+def test_the_search_ends_where_the_next_larger_size_does_not_fit(
+    model: Path, searched: str, given: dict[str, int]
+) -> None:
+    question = Question(workload_of(model, {}), NODE, given.get("batch"), given.get("length"), 120 * 2**20, 2**20)
+    assert question.searched == searched
+    places = sizes(128, 4096) if searched == "length" else sizes(1, 2**16)
+    for candidate in candidates(question.workload.options)[1:5:3]:
+        row = question.row(candidate)
+        at = places.index(row.size(searched))
+        assert run_of(row).reserved <= 119 * 2**20
+        above = {searched: places[at + 1]}
+        sizes_above = {"batch": given.get("batch"), "length": given.get("length"), **above}
+        assert not question.run(candidate, **sizes_above).fits, candidate.label
+
+
+def test_the_answer_is_the_fastest_option_that_fits(result: Fit) -> None:
+    assert result.best is not None
+    slower = [run_of(row).speed for row in result.fitting]
+    assert run_of(result.best).speed == max(slower)
+    assert result.answer.startswith("In 100 MiB: train small-llama on 1 sequence of 2,048 tokens")
+    assert result.best.candidate.label in result.answer
+
+
+def test_no_row_beats_the_front_in_both_memory_and_speed(result: Fit) -> None:
+    front = {row.candidate.label for row in result.front}
+    for row in result:
+        beaten = any(
+            run_of(other).reserved <= run_of(row).reserved and run_of(other).speed > run_of(row).speed
+            for other in result
+        )
+        assert (
+            beaten
+            or row.candidate.label in front
+            or any(
+                (run_of(each).reserved, run_of(each).speed) == (run_of(row).reserved, run_of(row).speed)
+                for each in result.front
+            )
+        )
+    figure = result.plot()
+    assert figure.axes[0].get_ylabel() == "tokens/s"
+    assert list(result.frame()["fits"]) == [row.fits for row in result]
+
+
+def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> None:
+    result = simgpu.fit(model, NODE, batch=1, length=128, budget="8 MiB")
+    smallest = result.smallest
+    assert result.best is None
+    assert smallest is not None
+    persistent = run_of(smallest).persistent
+    decoder = decoder_iteration(read_decoder(model), batch=1, length=128, gpu=NODE.gpu)
+    # Two bytes each: weights, gradients, two averages; and a float32 count of steps for each weight.
+    assert persistent.weights == persistent.gradients == 2 * decoder.parameters
+    assert 0 <= persistent.optimizer_state - 4 * decoder.parameters < 1000
+    assert "does not fit" in result.answer
+    assert "No batch, length or activation policy changes these" in result.answer
+    assert result.larger_gpus
+    assert next(row for row in result if row.candidate.changes).candidate.label.startswith("plain SGD")
+
+
+def test_sizes_that_no_iteration_has_are_refused_together(model: Path) -> None:
+    with pytest.raises(InputError) as error:
+        simgpu.fit(model, NODE, batch=0, length=-1)
+    assert [problem.place for problem in error.value.problems] == ["batch", "length"]
+    with pytest.raises(InputError, match="samples of resnet50 have no length"):
+        simgpu.fit("resnet50", NODE, batch=1, length=128)
+    with pytest.raises(InputError, match="there is no model 'resnet51'; give"):
+        simgpu.fit("resnet51", NODE)
+
+
+def test_a_recording_keeps_its_batch_and_its_options() -> None:
+    result = simgpu.fit("digits-cnn-cpu", "rtx3060")
+    assert run_of(result.rows[0]).batch == simgpu.load_trace("digits-cnn-cpu").info.batch
+    with pytest.raises(InputError, match="applies to modelled iterations"):
+        simgpu.fit("digits-cnn-cpu", "rtx3060", optimizer="sgd")
+
+
+def test_largest_by_guess_is_bounded_whatever_is_guessed() -> None:
+    for limit in range(-1, 12):
+        for wrong in (-5, 0, 3, 100):
+            found = largest_by_guess(lambda n, limit=limit: n <= limit, 10, lambda fit, over, wrong=wrong: wrong)
+            assert found == (None if limit < 0 else min(limit, 10))
+
+
+@pytest.mark.slow
+def test_an_8b_model_answers_within_a_minute_at_128k(tmp_path: Path) -> None:
+    from time import monotonic
+
+    large = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    values = {"model_type": "llama", **large, "num_key_value_heads": 8, "vocab_size": 128256}
+    (tmp_path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": 131072}))
+    started = monotonic()
+    result = simgpu.fit(tmp_path, "gb300", batch=1, length=131072)
+    assert monotonic() - started < 60
+    assert result.best is not None
