@@ -12,7 +12,7 @@ SECTIONS = {
     "Run and compare": {
         "run": ("simgpu.cli.run:run", "Run a scenario and report what happened."),
         "compare": ("simgpu.cli.run:compare", "Run a scenario's policies side by side, one line each."),
-        "fit": ("simgpu.cli.fit:fit_", "Ask whether a model fits a GPU, with which options and at what cost."),
+        "fit": ("simgpu.cli.fit:fit_", "Ask whether a model fits a GPU, and what each option costs."),
         "max-batch": ("simgpu.cli.max_batch:max_batch_", "Find the largest batch that fits under each policy."),
         "epochs": ("simgpu.cli.epochs:epochs", "Run policies in each epoch of a training, as sparsity changes."),
     },

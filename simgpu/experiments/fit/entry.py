@@ -52,7 +52,7 @@ def fit(
 
     >>> result = fit("resnet50", "rtx3060", batch=64)
     >>> print(result.answer)
-    In 12 GiB: train resnet50 with 64 samples as it is, which costs nothing ...
+    In 12 GiB: train resnet50 on 64 samples as it is, which costs nothing ...
     >>> result.best.candidate.label, len(result)
     ('as it is', 9)
     """

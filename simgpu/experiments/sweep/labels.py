@@ -43,6 +43,7 @@ _NAMES = {
 }
 _PATHS = {
     "trace.batch": "batch",
+    "trace.length": "tokens per sample",
     "node.gpu.memory": "device memory",
     "node.link.d2h_bandwidth": "link, device to host",
     "node.link.h2d_bandwidth": "link, host to device",
