@@ -16,7 +16,7 @@ import click
 from rich.text import Text
 
 from simgpu.cli.group import BAD_INPUT, INTERRUPTED, OUT_OF_MEMORY, fail, show_error, wrapped
-from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
+from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import parse_settings
 from simgpu.cli.suggestions import scenario_keys, scenarios
 from simgpu.errors import InputError, MissingExtraError
@@ -24,6 +24,7 @@ from simgpu.experiments.measures import OOM
 from simgpu.experiments.outputs import folder_name
 from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
+from simgpu.experiments.sweep.costs import COST_HEADINGS, cost_rows
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.metric import check_metric
@@ -88,6 +89,14 @@ _MOMENTS, _APART_S = 120, 0.5
     show_default=True,
     help="Numeric column of the results for --figure and --latex, e.g. slowdown.",
 )
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="POLICY",
+    help="Show what policies cost over this one at the same point, and from which value on at most 1%; also as the "
+    "figure. Repeatable: a policy is compared with the one of its name, else with the first.",
+)
 @click.option("--over", metavar="PATH", help="Varied path on the x axis of --figure. Default: the first with numbers.")
 @click.option("--restart", is_flag=True, help="Delete existing results first, even those of another sweep.")
 @quiet_option
@@ -101,6 +110,7 @@ def sweep(
     latex: Path | None,
     metric: str,
     over: str | None,
+    baselines: tuple[str, ...],
     restart: bool,
     quiet: bool,
 ) -> None:
@@ -121,13 +131,15 @@ def sweep(
     simgpu sweep memory-sweep --set "sweep.grid.budget=[20 MiB, 30 MiB]" -o two
     simgpu sweep memory-sweep --set "sweep.grid.budget=[30%, 60%, 100%]" \\
         --figure times.pdf --latex times.tex
+    simgpu sweep offload-by-length --baseline none --baseline checkpoint \\
+        --over trace.length --figure costs.png
     simgpu sweep my-study.yaml --jobs 16
     simgpu sweep my-study.yaml --dask tcp://10.0.0.1:8786
     """
     if jobs is not None and address is not None:
         raise click.UsageError("--jobs and --dask exclude each other: leave out one of them.")
     loaded = load_sweep(scenario, parse_settings(settings))
-    papers = PaperFiles.checked(loaded, figure, latex, metric, over)
+    papers = PaperFiles.checked(loaded, figure, latex, metric, over, baselines)
     folder = output if output is not None else default_folder(loaded.name)
     count = Count()
     try:
@@ -145,6 +157,9 @@ def sweep(
         sys.exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else stop.code)
     screen = Screen()
     show_sweep(screen, result, folder)
+    if baselines:
+        screen.print()
+        screen.print(table(COST_HEADINGS, cost_rows(result.costs(baselines, over)), left=(0, 1)))
     if result.counts[OK]:
         with progress(quiet) as say:
             say("drawing")
@@ -162,13 +177,20 @@ class PaperFiles:
     latex: Path | None
     metric: str
     over: str | None
+    baselines: tuple[str, ...] = ()
 
     @classmethod
     def checked(
-        cls, swept: Sweep, figure: Path | None, latex: Path | None, metric: str, over: str | None
+        cls,
+        swept: Sweep,
+        figure: Path | None,
+        latex: Path | None,
+        metric: str,
+        over: str | None,
+        baselines: tuple[str, ...] = (),
     ) -> PaperFiles:
         """The files of these options. Raises `InputError` before anything runs, for a file that cannot be written."""
-        if over is not None and figure is None:
+        if over is not None and figure is None and not baselines:
             raise click.UsageError("--over needs --figure, whose x axis it names.")
         with _metric_option():
             check_metric(swept, metric)
@@ -182,7 +204,7 @@ class PaperFiles:
         from simgpu.analysis.plots import figure_format  # loads matplotlib
 
         figure_format(figure)
-        return cls(figure, latex, metric, numeric_path(swept, over).path)
+        return cls(figure, latex, metric, numeric_path(swept, over).path, baselines)
 
     def write(self, result: SweepResult) -> list[Path]:
         """Writes them, each atomically, and returns those written."""
@@ -191,7 +213,8 @@ class PaperFiles:
             if self.figure is not None:
                 from simgpu.analysis.plots import save_figure
 
-                save_figure(result.plot(self.metric, self.over or ""), self.figure)
+                of_costs = self.baselines and result.plot_costs(self.baselines, self.over)
+                save_figure(of_costs or result.plot(self.metric, self.over or ""), self.figure)
                 written.append(self.figure)
             if self.latex is not None:
                 text = result.latex(self.metric)

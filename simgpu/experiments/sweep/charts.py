@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: 
     title = f"{sweep.name}: {ylabel} over {xlabel}{', mean and standard deviation over the seeds' * seeds}"
     return plot_curves(
         curves,
-        title="\n".join(fill(line, _TITLE_COLUMNS) for line in (title, provenance(_rows_of(frame)))),
+        title="\n".join(fill(line, _TITLE_COLUMNS) for line in (title, provenance(rows_of(frame)))),
         xlabel=xlabel,
         ylabel=ylabel,
         references=references,
@@ -65,7 +65,7 @@ def measure_over(sweep: Sweep, frame: pd.DataFrame, y: str, x: str, references: 
     )
 
 
-def _rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows with a trace, as mappings."""
     rows = frame[frame["origin"].notna()].to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows]
@@ -121,6 +121,11 @@ def throughput_against_memory(sweep: Sweep, frame: pd.DataFrame) -> Figure:
 
 def _points(rows: pd.DataFrame, scale: float) -> list[tuple[float, float]]:
     return [(row["device_peak_bytes"] / scale, row["samples_per_s"]) for _, row in rows.iterrows()]
+
+
+def labels_over(sweep: Sweep, frame: pd.DataFrame, along: Sequence[float]) -> pd.Series[str]:
+    """The label of each row's line in a figure over a varied number. along: that number, by row."""
+    return _labels(sweep, frame.assign(**{_X: along}))
 
 
 def _labels(sweep: Sweep, frame: pd.DataFrame, leaving_out: str = "") -> pd.Series[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.experiments.processes import Progress, check_jobs, in_jobs
 from simgpu.experiments.sweep.cluster import on_cluster
+from simgpu.experiments.sweep.costs import CostCurve, cost_curves, plot_costs
 from simgpu.experiments.sweep.fingerprint import fingerprint, fingerprint_of_point
 from simgpu.experiments.sweep.folder import WRITTEN, close_unfinished, open_store, select_reusable, write_results
+from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.latex import latex_table
 from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.spread import seed_spreads
@@ -129,6 +131,17 @@ class SweepResult:
         from simgpu.experiments.sweep.charts import throughput_against_memory
 
         return throughput_against_memory(self.sweep, self.frame())
+
+    def costs(self, baselines: Sequence[str], over: str | None = None) -> list[CostCurve]:
+        """What each policy costs over a baseline at the same point, along a varied number (`cost_curves`).
+
+        over: the path of that number; by default the first with numbers.
+        """
+        return cost_curves(self.sweep, self.frame(), baselines, numeric_path(self.sweep, over))
+
+    def plot_costs(self, baselines: Sequence[str], over: str | None = None) -> Figure:
+        """A matplotlib figure of these costs on logarithmic axes."""
+        return plot_costs(self.sweep, self.frame(), baselines, over)
 
     @property
     def caption(self) -> str:
