@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn import functional as f
 from torch.utils.checkpoint import checkpoint
 
-from simgpu.validation.predicted.networks import transformers_package
+from simgpu.recorder.model_packages import transformers_package
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
 
