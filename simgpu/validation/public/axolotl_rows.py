@@ -33,8 +33,8 @@ from simgpu.validation.public.loop import PLENTY
 from simgpu.validation.public.rows import PublishedRow
 
 VOCABULARY = 151936
-_LAYERS = {"blocks": ("model.layers.*",)}
-_OFFLOADED = {**_LAYERS, "inputs": "overlapped"}
+_LAYERS: dict[str, object] = {"blocks": ("model.layers.*",)}
+_OFFLOADED: dict[str, object] = {**_LAYERS, "inputs": "overlapped"}
 #: The policies by the first word of a row's options. In Axolotl at commit 9f8e548d, `checkpoint_hs` and `alst` are
 #: `activation_offloading: hidden_states` without and with `use_reentrant`, the latter without early stop; `trl_gc` is
 #: `activation_offloading: true` with checkpointing, and `trl_all` without.
