@@ -54,7 +54,7 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
     titles = ("row", "model", "published", "", "predicted", "error")
     screen.print(table(titles, map(_compared, peaks), unbroken=(0, 2, 3, 4, 5)))
     screen.print()
-    screen.print(table(("median error of the peak", "", "rows"), _medians(peaks)))
+    screen.print(table(("median error of the peak", "", "peaks"), _medians(peaks)))
     screen.print()
     for cause in dict.fromkeys(peak.cause for peak in peaks if peak.cause):
         screen.print(f"{', '.join(dict.fromkeys(peak.row.id for peak in peaks if peak.cause == cause))}: {cause}")
