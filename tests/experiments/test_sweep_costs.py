@@ -78,8 +78,8 @@ def test_the_cost_of_an_offload_follows_from_quadratic_compute_and_linear_bytes(
     """A pass takes no less than its kernels and its copies, and no more than both one after the other.
 
     Bytes are linear in the length, and times of kernels have a quadratic part: so the copies are the longer part up to
-    some length. Where they are four times as long, they are all that counts. Where attention takes most of the time, copies of other
-    operators do not overlap with it. The stash saves some of the fetches.
+    some length. Where they are four times as long, they are all that counts. Where attention takes most of the time,
+    copies of other operators do not overlap with it. The stash saves some of the fetches.
     """
     result = run_sweep(make_sweep(values(), "an example"))
     curves = result.costs(["none"], "trace.length")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from simgpu.experiments.fit.candidates import AS_IT_IS
+from simgpu.experiments.fit.outcome import FitOutcome
 from simgpu.experiments.fit.question import SEGMENTS
 from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
 from simgpu.trace.model import Origin
 from simgpu.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from simgpu.experiments.fit.result import Fit
 
 #: Costs below this share are none.
 _FREE = 0.005
@@ -21,7 +18,7 @@ _NAMED = 3
 _SEGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={SEGMENTS}"
 
 
-def answer(fit: Fit) -> str:
+def answer(fit: FitOutcome) -> str:
     """The answer: what to do, and what it costs; or the least memory, and what would help."""
     budget, name = format_bytes(fit.question.budget), fit.question.workload.name
     best = fit.best
@@ -35,7 +32,7 @@ def answer(fit: Fit) -> str:
     return f"In {budget}: train {name}{_for_size(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
 
 
-def facts(fit: Fit) -> list[tuple[str, str]]:
+def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     """Pairs of name and text on the question, and on the options that the answer names."""
     rows = _named(fit) if fit.question.searched else [row for row in (fit.best or fit.smallest,) if row is not None]
     asked = fit.question
@@ -58,12 +55,12 @@ def facts(fit: Fit) -> list[tuple[str, str]]:
     return pairs
 
 
-def notes(fit: Fit) -> list[str]:
+def notes(fit: FitOutcome) -> list[str]:
     """What the numbers include, how safe they are, and why candidates were refused."""
     return list(_notes(fit))
 
 
-def _notes(fit: Fit) -> Iterator[str]:
+def _notes(fit: FitOutcome) -> Iterator[str]:
     yield (
         "GiB, MiB: memory that PyTorch's caching allocator reserves at the peak, for the blocks of the iteration. Not "
         "included: what CUDA operators allocate for themselves, such as cuBLAS workspaces of 17 to 64 MiB"
@@ -86,7 +83,7 @@ def _notes(fit: Fit) -> Iterator[str]:
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
 
 
-def _ways(fit: Fit) -> str:
+def _ways(fit: FitOutcome) -> str:
     """The sizes of the rows that the answer names, each with its option and cost."""
     texts = []
     for row in _named(fit):
@@ -100,7 +97,7 @@ def _how(row: FitRow) -> str:
     return _options(row) if row.candidate.label == AS_IT_IS else f"with {_options(row)}"
 
 
-def _named(fit: Fit) -> list[FitRow]:
+def _named(fit: FitOutcome) -> list[FitRow]:
     """The cheapest, the largest, and between them the largest at less than half of the cost of the largest."""
     front = fit.front
     if len(front) <= _NAMED:
@@ -109,14 +106,14 @@ def _named(fit: Fit) -> list[FitRow]:
     return [front[0], *cheap[-1:], front[-1]]
 
 
-def _size(fit: Fit, run: FitRun) -> str:
+def _size(fit: FitOutcome, run: FitRun) -> str:
     if fit.question.searched == "batch":
         tokens = "" if run.length is None else f" of {run.length:,} tokens"
         return f"{run.batch:,} {'sequence' if tokens else 'sample'}{'s' * (run.batch > 1)}{tokens}"
     return f"{run.length:,} tokens per sample" if run.batch == 1 else f"{run.batch} samples of {run.length:,} tokens"
 
 
-def _for_size(fit: Fit) -> str:
+def _for_size(fit: FitOutcome) -> str:
     asked = fit.question
     if asked.batch is None or (asked.searched == "length"):
         smallest = fit.smallest
@@ -139,7 +136,7 @@ def _cost(run: FitRun) -> str:
     return "nothing" if run.cost < _FREE else f"{run.cost:.0%}"
 
 
-def _safety(fit: Fit, best: FitRow) -> str:
+def _safety(fit: FitOutcome, best: FitRow) -> str:
     """How safe the verdict is, and a safer option if it is not."""
     if fit.margin(best) >= fit.question.margin:
         return ", more than the error of most predictions"
@@ -151,7 +148,7 @@ def _safety(fit: Fit, best: FitRow) -> str:
     return f", which is tight; safer: {costs}, leaves {format_bytes(fit.margin(fastest))}"
 
 
-def _least(fit: Fit) -> str:
+def _least(fit: FitOutcome) -> str:
     """The least memory, its persistent part, and what would do."""
     row = fit.smallest
     if row is None or row.run is None:
@@ -175,7 +172,7 @@ def _at(row: FitRow) -> str:
     return "" if row.run is None else f"in {format_bytes(row.run.reserved)}"
 
 
-def _context(fit: Fit) -> str:
+def _context(fit: FitOutcome) -> str:
     if fit.context is None:
         return "the node does not say what the CUDA context takes of it"
     return f"besides it, {format_bytes(fit.context)} for the CUDA context" if fit.context else "as given"

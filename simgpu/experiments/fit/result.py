@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.tables import table_html, table_text
-from simgpu.experiments.fit.question import Question
+from simgpu.experiments.fit.answer import answer, facts, notes
+from simgpu.experiments.fit.outcome import FitOutcome, run_of
 from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
 from simgpu.simulation.plain_peak import budget_text
-from simgpu.trace.model import TraceInfo
 from simgpu.units import format_time
 
 if TYPE_CHECKING:
@@ -18,78 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ABSENT = "-"
-#: Memory that differs by less than this factor is the same.
-_EQUAL = 1.02
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
-    """Whether a model fits a GPU, with which options, and what each costs. Prints as an answer and a table.
-
-    question: what was asked. rows: one per candidate, in the order of the table. info: of a trace that was run.
-    context: bytes of the CUDA context that the budget does not include; None if the node does not say.
-    larger_gpus: shipped GPUs on which the candidate of the least memory fits, where none fits here.
-    """
-
-    question: Question
-    rows: tuple[FitRow, ...]
-    info: TraceInfo
-    context: int | None
-    larger_gpus: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[FitRow]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, option: str) -> FitRow:
-        for row in self.rows:
-            if row.candidate.label == option:
-                return row
-        raise KeyError(option)
-
-    @property
-    def fitting(self) -> list[FitRow]:
-        """The rows that fit and train what was requested."""
-        return [row for row in self.rows if row.fits and not row.candidate.changes]
-
-    @property
-    def best(self) -> FitRow | None:
-        """The fastest that fits; where a size is searched, of those of the largest size. None if none fits."""
-        return max(self.fitting, key=lambda row: (row.size(self.question.searched), _speed(row)), default=None)
-
-    @property
-    def smallest(self) -> FitRow | None:
-        """The row of the least memory, of several within 2% of it the fastest; None if every candidate was refused."""
-        runs = [row for row in self.rows if row.run is not None and not row.candidate.changes]
-        least = min((_run(row).reserved for row in runs), default=0)
-        return max((row for row in runs if _run(row).reserved <= _EQUAL * least), key=_speed, default=None)
-
-    @property
-    def front(self) -> list[FitRow]:
-        """The Pareto front, ascending: of memory and speed, or of the searched size and speed."""
-        runs = [row for row in self.rows if row.run is not None and not row.candidate.changes]
-        if self.question.searched:
-            runs = [row for row in runs if row.fits]
-
-        def along(row: FitRow) -> int:
-            return -row.size(self.question.searched) if self.question.searched else _run(row).reserved
-
-        front: list[FitRow] = []
-        for row in sorted(runs, key=lambda row: (along(row), -_speed(row))):
-            if not front or _speed(row) > _speed(front[-1]):
-                front.append(row)
-        return front[::-1] if self.question.searched else front
-
-    def margin(self, row: FitRow) -> int:
-        """Bytes of the budget that a row leaves; negative where it does not fit."""
-        return self.question.budget - _run(row).reserved
-
-    @property
-    def speed_unit(self) -> str:
-        """The unit of the speeds."""
-        return "samples/s" if self.question.workload.longest is None else "tokens/s"
+class Fit(FitOutcome):
+    """Whether a model fits a GPU, with which options, and what each costs. Prints as an answer and a table."""
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -141,20 +74,14 @@ class Fit:
     @property
     def answer(self) -> str:
         """The answer in a few sentences."""
-        from simgpu.experiments.fit.answer import answer
-
         return answer(self)
 
     def facts(self) -> list[tuple[str, str]]:
         """Pairs of name and text: the model, the node, and the switches of the options that the answer names."""
-        from simgpu.experiments.fit.answer import facts
-
         return facts(self)
 
     def notes(self) -> list[str]:
         """What the numbers include, and why candidates were refused."""
-        from simgpu.experiments.fit.answer import notes
-
         return notes(self)
 
     def frame(self) -> pd.DataFrame:
@@ -173,7 +100,7 @@ class Fit:
         searched, runs = self.question.searched, [row for row in self.rows if row.run is not None]
 
         def at(row: FitRow) -> tuple[float, float]:
-            return (row.size(self.question.searched) if searched else _run(row).reserved / 2**30, _speed(row))
+            return (row.size(self.question.searched) if searched else run_of(row).reserved / 2**30, run_of(row).speed)
 
         what = f"largest {searched} that fits" if searched else "peak of reserved memory (GiB)"
         figure = plot_front(
@@ -220,13 +147,3 @@ class Fit:
 
     def _repr_html_(self) -> str:
         return table_html(self.headings, self.table(), f"{self.answer} {self.caption}")
-
-
-def _run(row: FitRow) -> FitRun:
-    """The run of a row that has one."""
-    assert row.run is not None, "the row has a run"
-    return row.run
-
-
-def _speed(row: FitRow) -> float:
-    return _run(row).speed

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Share of the step time below which a policy is free.
 FREE = 0.01
-#: Bottom of the figure, in percent.
+#: Smallest cost in the figure, in percent.
 _LEAST = 0.01
 
 
@@ -102,7 +102,7 @@ def plot_costs(sweep: Sweep, frame: pd.DataFrame, baselines: Sequence[str], path
     over = numeric_path(sweep, path)
     curves = cost_curves(sweep, frame, baselines, over)
     figure = plot_curves(
-        {each.label: [(x, 100 * cost) for x, cost in each.points if cost > 0] for each in curves},
+        {each.label: [(x, 100 * cost) for x, cost in each.points if 100 * cost >= _LEAST] for each in curves},
         title=f"{sweep.name}: cost over {', '.join(baselines)}\n{provenance(rows_of(frame))}",
         xlabel=over.label,
         ylabel="cost (% of the step time)",
