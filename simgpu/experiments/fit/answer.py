@@ -35,11 +35,11 @@ def answer(fit: FitOutcome) -> str:
 def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     """Pairs of name and text on the question, and on the options that the answer names."""
     rows = _named(fit) if fit.question.searched else [row for row in (fit.best or fit.smallest,) if row is not None]
-    asked = fit.question
-    options = ", ".join(f"{name} {value}" for name, value in asked.workload.options.items())
-    pairs = [("model", asked.workload.name + (f" ({options})" if options else ""))]
-    pairs.append(("node", f"{asked.node.name}: {asked.node.gpu.name}, {format_bytes(asked.node.budget)}"))
-    pairs.append(("budget", f"{format_bytes(asked.budget)} for PyTorch's allocator; {_context(fit)}"))
+    question = fit.question
+    options = ", ".join(f"{name} {value}" for name, value in question.workload.options.items())
+    pairs = [("model", question.workload.name + (f" ({options})" if options else ""))]
+    pairs.append(("node", f"{question.node.name}: {question.node.gpu.name}, {format_bytes(question.node.budget)}"))
+    pairs.append(("budget", f"{format_bytes(question.budget)} for PyTorch's allocator; {_context(fit)}"))
     run = rows[0].run if rows else None
     if run is not None and run.persistent.total:
         kept = run.persistent
@@ -114,12 +114,12 @@ def _size(fit: FitOutcome, run: FitRun) -> str:
 
 
 def _for_size(fit: FitOutcome) -> str:
-    asked = fit.question
-    if asked.batch is None or (asked.searched == "length"):
+    question = fit.question
+    if question.batch is None or (question.searched == "length"):
         smallest = fit.smallest
         return "" if smallest is None or smallest.run is None else f" even on {_size(fit, smallest.run)}"
-    tokens = "" if asked.length is None else f" of {asked.length:,} tokens"
-    return f" on {asked.batch:,} {'sequence' if tokens else 'sample'}{'s' * (asked.batch > 1)}{tokens}"
+    tokens = "" if question.length is None else f" of {question.length:,} tokens"
+    return f" on {question.batch:,} {'sequence' if tokens else 'sample'}{'s' * (question.batch > 1)}{tokens}"
 
 
 def _options(row: FitRow) -> str:

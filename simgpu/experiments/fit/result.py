@@ -120,26 +120,25 @@ class Fit(FitOutcome):
     @property
     def caption(self) -> str:
         """The model, the GPU and the size in one line."""
-        asked, parts = self.question, []
-        if asked.batch is not None:
-            parts.append(f"batch {asked.batch}")
-        if asked.length is not None:
-            parts.append(f"{asked.length:,} tokens per sample")
+        question, parts = self.question, []
+        if question.batch is not None:
+            parts.append(f"batch {question.batch}")
+        if question.length is not None:
+            parts.append(f"{question.length:,} tokens per sample")
         sizes = ", ".join(parts)
-        return (
-            f"{asked.workload.name}{f', {sizes}' if sizes else ''}, in {budget_text(asked.budget)} of {asked.node.name}"
-        )
+        return f"{question.workload.name}{f', {sizes}' if sizes else ''}, in {budget_text(question.budget)} of {question.node.name}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the question, the answer, and one entry per candidate."""
-        asked = self.question
-        question = {"model": asked.workload.name, "options": dict(asked.workload.options), "batch": asked.batch}
-        question |= {"length": asked.length, "searched": asked.searched, "budget_bytes": asked.budget}
+        question = self.question
+        options = dict(question.workload.options)
+        size = {"batch": question.batch, "length": question.length, "searched": question.searched}
+        given = {"model": question.workload.name, "options": options, **size, "budget_bytes": question.budget}
         best = None if self.best is None else self.best.candidate.label
         result: dict[str, Any] = {"answer": self.answer, "best": best, "margin_bytes": self.question.margin}
         result |= {"larger_gpus": list(self.larger_gpus), "front": [row.candidate.label for row in self.front]}
         trace = {**asdict(self.info), "origin": self.info.origin.value}
-        about = {"question": question, "node": asked.node.to_dict(context=True), "trace": trace}
+        about = {"question": given, "node": question.node.to_dict(context=True), "trace": trace}
         return {**about, **result, "options": [row.values() for row in self.rows], "notes": self.notes()}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What `fit` can be asked about: a decoder from its configuration, a network of the zoo, or a trace."""
+"""The models of `fit`: a decoder from its configuration, a network of the zoo, or a trace."""
 
 from __future__ import annotations
 
