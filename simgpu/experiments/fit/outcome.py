@@ -17,8 +17,8 @@ _EQUAL = 1.02
 class FitOutcome:
     """The answers for all candidates.
 
-    question: the model, the GPU and the size. rows: one per candidate, in the order of the table. info: of a trace that was run.
-    context: bytes of the CUDA context that the budget does not include; None if the node does not say.
+    question: the model, the GPU and the size. rows: one per candidate, in the order of the table. info: of a trace
+    that was run. context: bytes of the CUDA context that the budget does not include; None if the node does not say.
     larger_gpus: shipped GPUs on which the candidate of the least memory fits, where none fits here.
     """
 

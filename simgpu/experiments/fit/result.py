@@ -125,8 +125,8 @@ class Fit(FitOutcome):
             parts.append(f"batch {question.batch}")
         if question.length is not None:
             parts.append(f"{question.length:,} tokens per sample")
-        sizes = ", ".join(parts)
-        return f"{question.workload.name}{f', {sizes}' if sizes else ''}, in {budget_text(question.budget)} of {question.node.name}"
+        where = f"in {budget_text(question.budget)} of {question.node.name}"
+        return ", ".join((question.workload.name, *parts, where))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the question, the answer, and one entry per candidate."""
