@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,20 @@ def test_problems_of_a_decoder_are_at_their_keys() -> None:
 
 
 def test_a_configuration_is_a_file_relative_to_the_scenario(tmp_path: Path) -> None:
-    import json
-
     (tmp_path / "config.json").write_text(json.dumps(DECODER))
     file = tmp_path / "mine.yaml"
     trace = "trace: {decoder: config.json, length: 256}"
     file.write_text(f"schema: simgpu.scenario/2\n{trace}\nnode: h100\npolicies: none\n")
     assert load_scenario(file).trace.info.batch == 1
+
+
+def test_a_study_compares_policies_on_decoders(tmp_path: Path) -> None:
+    traces = f"traces: {{small: {{decoder: {json.dumps(DECODER)}, length: 256}}}}"
+    runs = "runs: {plain: {policy: none}, offload: {policy: offload_activations}}"
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"schema: simgpu.study/2\nnode: h100\n{traces}\n{runs}\nbaseline: plain\n")
+    cells = simgpu.run_study(simgpu.load_study(file)).cells
+    assert cells["small", "offload"].iteration_ns > cells["small", "plain"].iteration_ns
 
 
 def saved_bytes(trace: Trace) -> int:

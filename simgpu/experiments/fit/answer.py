@@ -132,7 +132,7 @@ def _options(row: FitRow) -> str:
 
 def _cost(run: FitRun) -> str:
     if run.cost < -_FREE:
-        return f"nothing (it takes {-run.cost:.0%} less time)"
+        return f"nothing and saves {-run.cost:.0%}"
     return "nothing" if run.cost < _FREE else f"{run.cost:.0%}"
 
 

@@ -162,10 +162,11 @@ def test_a_trace_is_a_name_or_a_mapping(value: object, tmp_path: Path) -> None:
     assert "write a trace's name or folder, or '{zoo: vgg16, batch: 128}'" in message
 
 
-def test_the_json_schema_accepts_a_name_and_a_mapping() -> None:
-    name, modelled = json_schema("scenario")["properties"]["trace"]["anyOf"]
+def test_the_json_schema_accepts_a_name_and_two_mappings() -> None:
+    name, modelled, decoder = json_schema("scenario")["properties"]["trace"]["anyOf"]
     assert name["type"] == "string"
     assert modelled["required"] == ["zoo", "batch"]
+    assert decoder["required"] == ["decoder", "length"]
     assert modelled["additionalProperties"] is False
     assert modelled["properties"]["framework"]["enum"] == ["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"]
 
