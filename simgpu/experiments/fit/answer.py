@@ -34,7 +34,8 @@ def answer(fit: FitOutcome) -> str:
 
 def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     """Pairs of name and text on the question, and on the options that the answer names."""
-    rows = _named(fit) if fit.question.searched else [row for row in (fit.best or fit.smallest,) if row is not None]
+    single = fit.best or fit.smallest
+    rows = _named(fit) if fit.question.searched and fit.fitting else [single] if single is not None else []
     question = fit.question
     options = ", ".join(f"{name} {value}" for name, value in question.workload.options.items())
     pairs = [("model", question.workload.name + (f" ({options})" if options else ""))]
@@ -162,9 +163,7 @@ def _least(fit: FitOutcome) -> str:
             parts.append("No batch, length or activation policy changes these")
     others = [other for other in fit.rows if other.candidate.changes and other.fits]
     parts += [f"Another training fits: {_options(other)}, {_at(other)}" for other in others]
-    parts.append(
-        f"It would fit {', '.join(fit.larger_gpus)}" if fit.larger_gpus else "No shipped GPU has enough memory"
-    )
+    parts.append(f"It fits {', '.join(fit.larger_gpus)}" if fit.larger_gpus else "No shipped GPU has enough memory")
     return ". ".join(parts) + "."
 
 

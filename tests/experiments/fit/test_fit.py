@@ -16,6 +16,7 @@ from simgpu.experiments.fit.rows import FitRow, FitRun
 from simgpu.experiments.fit.workloads import workload_of
 from simgpu.planning.search.bisection import largest_by_guess
 from simgpu.simulation.config import RunConfig
+from simgpu.units import format_bytes
 from simgpu.workloads.decoders.config import read_decoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
 
@@ -131,6 +132,7 @@ def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> No
     assert "does not fit" in result.answer
     assert "No batch, length or activation policy changes these" in result.answer
     assert result.larger_gpus
+    assert dict(result.facts())["persistent"].startswith(format_bytes(persistent.total))
     assert next(row for row in result if row.candidate.changes).candidate.label.startswith("plain SGD")
 
 
