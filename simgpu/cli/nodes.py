@@ -125,7 +125,7 @@ def _rows(node: NodeSpec) -> list[Row]:
             format_bandwidth(host.codec_bandwidth) if host.codec_bandwidth else "",
             "host.codec_bandwidth",
         ),
-        *_accumulation(host),
+        *_updates(host),
         ("pinned memory", pinned, "host.pinned_memory"),
     ]
     for number, memory in enumerate(node.more_memories):
@@ -160,10 +160,11 @@ def _memory_link(link: MemoryLink, key: str) -> list[Row]:
     ]
 
 
-def _accumulation(host: HostSpec) -> list[Row]:
-    """Bandwidth at which the host adds up the gradients of several GPUs."""
-    one, limit = host.accumulate_bandwidth, host.accumulate_limit
+def _updates(host: HostSpec) -> list[Row]:
+    """Bandwidth of the host's memory, and at which the host adds up the gradients of several GPUs."""
+    one, limit, memory = host.accumulate_bandwidth, host.accumulate_limit, host.memory_bandwidth
     return [
+        ("  memory bandwidth", format_bandwidth(memory) if memory else "", "host.memory_bandwidth"),
         ("  accumulate at", f"{format_bandwidth(one)} per core" if one else "", "host.accumulate_bandwidth"),
         ("  limit", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
     ]

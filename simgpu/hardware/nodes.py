@@ -138,6 +138,9 @@ class HostSection(FileModel):
     accumulate_limit: Bandwidth | None = Field(
         default=None, description="upper limit of accumulate_bandwidth for all cores together; by default none"
     )
+    memory_bandwidth: Bandwidth | None = Field(
+        default=None, description="data per second that the host's memory reads and writes at most"
+    )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:

@@ -317,6 +317,7 @@ class HostSpec:
     codec_bandwidth: uncompressed bytes per second that all cores encode or decode; None if not stated.
     accumulate_bandwidth: bytes per second that one core reads and writes while it sums gradients; None if not stated.
     accumulate_limit: limit of that rate for all cores together, set by their memory; None for no limit.
+    memory_bandwidth: bytes per second that the host's memory reads and writes at most; None if not stated.
     """
 
     pinned_memory: int | None = None
@@ -325,6 +326,7 @@ class HostSpec:
     codec_bandwidth: int | None = None
     accumulate_bandwidth: int | None = None
     accumulate_limit: int | None = None
+    memory_bandwidth: int | None = None
 
     def accumulating(self, cores: int) -> int | None:
         """Returns the bytes per second that `cores` cores read and write to sum gradients; None if not stated.
@@ -423,4 +425,6 @@ class NodeSpec:
             del values["gpu"]["context_memory"]
         if self.gpu.sustained_tensor_rate is None:
             del values["gpu"]["sustained_tensor_rate"]
+        if self.host.memory_bandwidth is None:
+            del values["host"]["memory_bandwidth"]
         return values

@@ -38,7 +38,7 @@ from simgpu.memory.transfer import NANO
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, policy_label, require_one_stream
 from simgpu.policies.calling import planned
 from simgpu.policies.common.sub_batches import on_batch_norms, on_times, samples_text
-from simgpu.policies.registry import policy_written
+from simgpu.policies.registry import policy_inside
 from simgpu.program.data_parallel import elementwise_rate
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
@@ -137,12 +137,7 @@ class GradientAccumulation(Policy):
 
 def _inner(written: object) -> Policy:
     """The policy of each micro-batch."""
-    try:
-        inner = policy_written(written)
-    except InputError as error:
-        places = (each.place.removeprefix("parameters").removeprefix("policy") for each in error.problems)
-        problems = zip(error.problems, places, strict=True)
-        raise InputError(replace(each, place=f"parameters.inside{place}") for each, place in problems) from None
+    inner = policy_inside(written)
     if inner.splits_batch:
         what = f"{inner.name} splits the batch itself"
         raise InputError.single("", "parameters.inside", what, "choose a policy of the whole batch, such as vdnn")

@@ -43,6 +43,7 @@ _BUILT_IN = {
     "async_offload": "simgpu.policies.async_offload:AsyncOffload",
     "offload_activations": "simgpu.policies.offload_activations:OffloadActivations",
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
+    "optimizer_on_host": "simgpu.policies.optimizer_on_host:OptimizerOnHost",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
     "swapadvisor": "simgpu.policies.swapadvisor.policy:SwapAdvisor",
@@ -283,3 +284,17 @@ def policy_written(written: object) -> Policy:
                 return make_policy(name, parameters or {})
     what = f"{written!r} is not a policy"
     raise InputError.single("", "policy", what, "write a name, or 'name: {parameter: value}'")
+
+
+def policy_inside(written: object) -> Policy:
+    """The policy that another one has as its parameter `inside`. Raises `InputError` that names this parameter.
+
+    >>> policy_inside("vdnn(mode=conv)")
+    Vdnn(mode='conv', algorithms='recorded')
+    """
+    try:
+        return policy_written(written)
+    except InputError as error:
+        places = (each.place.removeprefix("parameters").removeprefix("policy") for each in error.problems)
+        problems = zip(error.problems, places, strict=True)
+        raise InputError(replace(each, place=f"parameters.inside{place}") for each, place in problems) from None

@@ -12,6 +12,7 @@ from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.functional import Functional
 from simgpu.graph.reordered import Reordered
+from simgpu.graph.host_updates import UpdateOnHost
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
@@ -61,6 +62,7 @@ _TRANSFORMS = (
     Repeating,
     Uncompressed,
     Replicate,
+    UpdateOnHost,
 )
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.

@@ -139,7 +139,7 @@ def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[s
 
 
 def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
-    """A note on the compute time relative to ideal's, if a policy changed the iteration itself.
+    """A note on the compute time relative to ideal's, if a policy changed the GPU's own iteration.
 
     >>> from dataclasses import replace
     >>> from simgpu.trace.chain import chain
@@ -148,7 +148,7 @@ def on_compute(recorded: TaskGraph, ran: TaskGraph) -> list[str]:
     ['compute takes 2.000 times that of ideal, which runs the whole batch by the recorded algorithms']
     """
     ideal, now = recorded.ideal_ns(), ran.ideal_ns()
-    if now == ideal or not ideal:
+    if now == ideal or not ideal or ran.compute_streams != recorded.compute_streams:
         return []
     what = "that of ideal, which runs the whole batch by the recorded algorithms"
     return [f"compute takes {now / ideal:.3f} times {what}"]

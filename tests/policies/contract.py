@@ -69,7 +69,7 @@ def node_of(memory: int, *, compressing: bool = False) -> NodeSpec:
     """A small V100 whose copies take about as long as hand-made kernels, with a compressing DMA engine or without."""
     cdma = CdmaSpec("zvc", 9 * 10**9, buffer=100, latency_ns=10, kernel_bandwidth=10**9) if compressing else None
     gpu = GpuSpec("Tesla V100 PCIe", memory, dram_bandwidth=900 * 10**9, multiprocessors=80, cdma=cdma)
-    return NodeSpec("bench", gpu, LINK, HostSpec(codec_bandwidth=5 * 10**9))
+    return NodeSpec("bench", gpu, LINK, HostSpec(codec_bandwidth=5 * 10**9, memory_bandwidth=20 * 10**9))
 
 
 @dataclass(frozen=True)

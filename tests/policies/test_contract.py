@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.policies.contract import Parameters, PolicyContract
+from collections import Counter
+
+from simgpu.timeline.model import SpanKind
+from simgpu.trace.model import Phase
+from tests.policies.contract import ITERATIONS, LINK, Parameters, PolicyContract, trace_of
 
 
 class TestIdeal(PolicyContract):
@@ -179,6 +183,39 @@ class TestAccumulate(PolicyContract):
         {"micro_batches": 4, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
         {"micro_batches": 2, "inside": "joint(evaluations=2000, lower_bound=false)"},
     )
+
+
+class TestOptimizerOnHost(PolicyContract):
+    policy = "optimizer_on_host"
+    copies_ahead = True
+    parameter_sets = (
+        {},
+        {"overlap": "none", "fraction": 0.4},
+        {"overlap": "gradients", "free_gradients": True, "inside": "checkpoint"},
+        {"overlap": "step", "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
+        {"free_gradients": True, "inside": "accumulate(micro_batches=2, inside=save_on_cpu)"},
+    )
+
+    def test_runs_every_kernel_as_often_as_its_round_repeats(self, parameters, trace_name):
+        """The GPU's kernels of the optimizer do not all run; the host's updates run once."""
+        result = self.run(parameters, trace_name)
+        spans = [span for span in result.timeline if span.iteration == ITERATIONS - 1 and span.kind is SpanKind.COMPUTE]
+        ran = Counter(span.name for span in spans)
+        own = {k.id for k in trace_of(trace_name).kernels if k.phase is not Phase.OPTIMIZER}
+        assert own <= {name.split("@")[0] for name in ran}
+        updates = [name for name in ran if name.startswith("update:")]
+        assert updates and all(ran[name] == 1 for name in updates)
+
+    def test_is_never_faster_than_compute_or_than_its_traffic(self, parameters, trace_name):
+        """The host works while the GPU does: each of them takes its time."""
+        result = self.run(parameters, trace_name)
+        ended = [span for span in result.timeline if span.iteration == ITERATIONS - 1]
+        for stream in ("compute", "host1"):
+            busy = sum(s.end_ns - s.start_ns for s in ended if s.stream == stream and s.kind is SpanKind.COMPUTE)
+            assert 0 < busy <= result.iteration_ns
+        copied = result.metrics.copied_bytes
+        assert result.iteration_ns * LINK.d2h_bandwidth >= copied["d2h"] * 10**9
+        assert result.iteration_ns * LINK.h2d_bandwidth >= copied["h2d"] * 10**9
 
 
 class TestLru(PolicyContract):

@@ -115,7 +115,9 @@ def passive_run(context: PlanContext) -> Accesses:
 def _measured(timeline: Timeline, graph: TaskGraph) -> tuple[int, ...]:
     """The duration of each kernel in the last iteration of a run, ns."""
     last = len(timeline.iteration_ends_ns) - 1
-    mine = (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == last)
+    # The host may run kernels too, which the graph of the policy does not have.
+    on_gpu = timeline.stream == timeline.streams.index(str(COMPUTE))
+    mine = on_gpu & (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == last)
     durations = np.zeros(len(graph.kernels), dtype=np.int64)
     numbers = [graph.kernel_number[timeline.names[name]] for name in timeline.name[mine].tolist()]
     durations[numbers] = (timeline.end_ns - timeline.start_ns)[mine]
