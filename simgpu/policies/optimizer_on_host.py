@@ -19,11 +19,11 @@ weight is copied back. `FRAMEWORKS.md` says which setting is which framework's.
 
 The time of an update is its bytes, the gradient, and the weight and its state twice, over a share of the host's memory
 bandwidth (``host.memory_bandwidth`` of the node). The default share, one half, is that of DeepSpeed's CPU Adam: 0.22 s
-for 1e9 single-precision parameters (Ren et al., table 4; the text was not at hand when this was written), 28 bytes
-each, on a DGX-2, whose two processors have six channels of DDR4-2666 each, 256 GB/s.
+for 1e9 single-precision parameters (Ren et al., table 4, quoted from memory: the text was not at hand), 28 bytes each,
+on a DGX-2, whose two processors have six channels of DDR4-2666 each, 256 GB/s.
 
-A policy inside that plans by the budget has the bytes of the state that the host holds in addition. Lower bounds that it
-reports are for the optimizer on the GPU.
+A policy inside that plans by the budget has the bytes of the state that the host holds in addition. Lower bounds that
+it reports are for the optimizer on the GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from simgpu.errors import InputError, Problem
 from simgpu.graph.host_updates import UpdateOnHost
@@ -42,7 +43,7 @@ from simgpu.memory.pool import aligned
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, policy_label, require_one_stream
 from simgpu.policies.calling import planned
 from simgpu.policies.registry import policy_inside
-from simgpu.program.host_updates import Overlap, updating_on_host
+from simgpu.program.host_updates import updating_on_host
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
 from simgpu.units import format_bytes, format_time
@@ -58,7 +59,7 @@ class OptimizerOnHost(Policy):
     libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")  # of policies inside
 
     fraction: float = parameter(1.0, "share of the weights, by bytes, that the host updates")
-    overlap: Overlap = parameter(
+    overlap: Literal["none", "gradients", "step", "backward"] = parameter(
         "backward",
         "what overlaps: none; copies of gradients, with backward; the step's copies and updates; all of these",
     )

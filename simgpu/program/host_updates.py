@@ -1,16 +1,16 @@
 """A program whose optimizer updates weights on the host: gradients go to the host, new weights come back.
 
-`updating_on_host` changes a program that was written for the optimizer on the GPU. Streams of their own carry the copies
-and the updates, so the copies of the program itself stay as they are; both share the engines of the link. What may
-overlap is one of `OVERLAPS`:
+`updating_on_host` changes a program that was written for the optimizer on the GPU. Streams of their own carry the
+copies and the updates, so the copies of the program itself stay as they are; both share the engines of the link. What
+may overlap:
 
-* ``none``: after backward, all gradients are copied, all weights updated, then all copied back; compute waits each time.
+* ``none``: after backward all gradients are copied, all weights updated, then all copied back, and compute waits.
 * ``gradients``: each gradient is copied when backward has computed it; then as ``none``.
 * ``step``: after backward, copies out, updates and copies back of different weights overlap.
 * ``backward``: gradients are copied and weights updated as backward computes them. One stream carries the copies of both
   directions, so the first weight comes back when the last gradient has left.
 
-In all of them no weight comes back before backward has ended, and the next iteration begins when all are back.
+In all of them no weight comes back before backward has ended; the next iteration begins when all are back.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def updating_on_host(
     """The program with the updates of these weights on the host.
 
     graph: the one the program was written for, without its transforms. free_gradients: whether a gradient's device
-    memory is released when it has been copied, not when the iteration ends. Raises `InputError` for a program that moves
-    weights, gradients or optimizer state itself, that has addresses, or that acquires no memory.
+    memory is released when it has been copied, not when the iteration ends. Raises `InputError` for a program that
+    moves weights, gradients or optimizer state itself, that has addresses, or that acquires no memory.
 
     >>> from simgpu.program.lowering import lower
     >>> from simgpu.program.placement import Placement

@@ -11,8 +11,8 @@ from simgpu.errors import InputError
 from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.functional import Functional
-from simgpu.graph.reordered import Reordered
 from simgpu.graph.host_updates import UpdateOnHost
+from simgpu.graph.reordered import Reordered
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph

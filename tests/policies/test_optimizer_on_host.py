@@ -1,4 +1,4 @@
-"""`optimizer_on_host`: step time and peak in closed form, with each overlap, and the optimizer's kernels that remain."""
+"""`optimizer_on_host`: step time and peak in closed form, with each overlap; the optimizer's kernels that remain."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_unsupported_cases_name_the_remedy():
         InputError, match=r"(?s)parameters.fraction: 0.0 is not a share.*update_share: 1.5 is not a share"
     ):
         run(machine(GB), fraction=0.0, update_share=1.5)
-    with pytest.raises(InputError, match="parameters.inside: its blocks are not its own to move"):
+    with pytest.raises(InputError, match=r"parameters.inside: its blocks are not its own to move"):
         run(machine(GB), inside="um")
     with pytest.raises(InputError, match=r"parameters.inside.mode: 'al'"):
         run(machine(GB), inside={"vdnn": {"mode": "al"}})
