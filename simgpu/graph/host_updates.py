@@ -124,8 +124,8 @@ class _Hosting:
         moved, before = (
             sum(sizes[b] for b in blocks) for blocks in ((*reads, *writes), (*one.reads[k], *one.writes[k]))
         )
-        names = (tuple(one.blocks[b].id for b in blocks) for blocks in (reads, writes))
-        kernel = replace(one.kernels[k], **dict(zip(("reads", "writes"), names, strict=True)))
+        names = [tuple(one.blocks[b].id for b in blocks) for blocks in (reads, writes)]
+        kernel = replace(one.kernels[k], reads=names[0], writes=names[1])
         return kernel, ceil(Fraction(one.durations[k] * moved, before)) if before else one.durations[k]
 
     def _update(self, update: Update) -> int:
@@ -134,11 +134,12 @@ class _Hosting:
         changed = (update.weight, *update.state)
         read = (update.gradient, *changed)
         moved = sum(blocks[b].bytes for b in (*read, *changed))
-        names = [tuple(blocks[b].id for b in each) for each in (read, changed)]
+        reads, writes = (tuple(blocks[b].id for b in each) for each in (read, changed))
         # On a stream of its own: it runs while the GPU does.
         stream = 1 + max((kernel.stream for kernel in self.one.kernels), default=0)
         name = f"update:{blocks[update.weight].id}"
-        kernel = Kernel(name, "update", Phase.OPTIMIZER, 0, *names, blocks[update.weight].layer, stream, pure=False)
+        layer = blocks[update.weight].layer
+        kernel = Kernel(name, "update", Phase.OPTIMIZER, 0, reads, writes, layer, stream, pure=False)
         return self._add(kernel, ceil(Fraction(moved * 10**9, self.how.bandwidth)))
 
     def _add(self, kernel: Kernel, duration: int, origin: int | None = None) -> int:
@@ -168,7 +169,7 @@ class _Hosting:
             costs=one.costs,
             encoded=one.encoded,
             rounds=(*earlier, last._replace(stop=len(self.new_kernels))),
-            compressed=one.compressed and one.compressed.renumbered(self.origins, range(len(blocks))),
+            compressed=None if one.compressed is None else one.compressed.renumbered(self.origins, range(len(blocks))),
             compression=one.compression,
             plain=one.plain,
         )

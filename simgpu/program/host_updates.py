@@ -7,7 +7,7 @@ may overlap:
 * ``none``: after backward all gradients are copied, all weights updated, then all copied back, and compute waits.
 * ``gradients``: each gradient is copied when backward has computed it; then as ``none``.
 * ``step``: after backward, copies out, updates and copies back of different weights overlap.
-* ``backward``: gradients are copied and weights updated as backward computes them. One stream carries the copies of both
+* ``backward``: gradients are copied and weights updated as backward computes them. One stream copies in both
   directions, so the first weight comes back when the last gradient has left.
 
 In all of them no weight comes back before backward has ended; the next iteration begins when all are back.
