@@ -98,9 +98,9 @@ class _Hosting:
         absent = self._of_optimizer()
         updating = tuple(self._update(update) for update in self.updates)
         numbers: list[int | None] = [None] * len(one.kernels)
-        for number, k in enumerate(self.origins):
-            if k is not None:
-                numbers[k] = number
+        for number, origin in enumerate(self.origins):
+            if origin is not None:
+                numbers[origin] = number
         gone = frozenset(absent - {b for u in self.updates for b in (u.weight, u.gradient)})
         return HostUpdates(self._graph(numbers), tuple(numbers), self.end, self.updates, updating, gone)
 
