@@ -7,31 +7,18 @@ nor kernels (token numbers, initialization, text generation) are ignored, as tra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, did_you_mean
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.decoders.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
 
 #: Largest file that is read, bytes. Published ones have a few kB.
 _LIMIT = 2**20
 _WHAT = "a configuration (JSON text file)"
-_REMEDY = "copy the model's config.json again"
-#: Largest values, far above anything published: larger ones are typing errors and would take minutes to build.
-_MOST = {"layers": 1_000, "heads": 4_096, "vocabulary": 10_000_000, "positions": 2**40}
-_MOST_WIDTH = 2**20
-#: Activation functions, with the one of the same kernels that stands for each.
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_fast": "gelu_fast",
-    "relu": "relu",
-}
 #: Rotary embeddings whose frequencies do not depend on the length at run time.
 _ROTARY = ("default", "linear", "llama3", "yarn")
 
@@ -57,9 +44,9 @@ def read_decoder(path: str | Path) -> Decoder:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    values = parse_json(read_text(file, _WHAT, _REMEDY, _LIMIT), file, _REMEDY)
+    values = parse_json(read_text(file, _WHAT, REMEDY, _LIMIT), file, REMEDY)
     if not isinstance(values, dict):
-        raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", _REMEDY)
+        raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", REMEDY)
     return decoder_of(values, str(file), file.absolute().parent.name)
 
 
@@ -73,7 +60,7 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
         what = "is missing" if family is None else f"{family!r} is not supported"
         remedy = did_you_mean(str(family), _FAMILIES) if family is not None else f"give one of {', '.join(_FAMILIES)}"
         raise InputError.single(source, "model_type", what, remedy)
-    keys = _Keys(values, source)
+    keys = Keys(values, source)
     given = values.get("_name_or_path")
     named = given if isinstance(given, str) and given.strip("./") else name
     sizes = _FAMILIES[family](keys)
@@ -84,60 +71,7 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     return decoder
 
 
-@dataclass(slots=True)
-class _Keys:
-    """Reads the keys of a configuration and collects problems."""
-
-    values: Mapping[str, Any]
-    source: str
-    problems: list[Problem] = field(default_factory=list)
-
-    def refuse(self, key: str, what: str, remedy: str) -> None:
-        self.problems.append(Problem(self.source, key, what, remedy))
-
-    def number(self, key: str, default: int | None, most: int = _MOST_WIDTH) -> int:
-        """A whole number from 1 to `most`; also the default where the value is null."""
-        value = self.values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            self.refuse(key, "is missing", _REMEDY)
-        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            self.refuse(key, f"{value!r:.40} is not a whole number from 1 to {most}", _REMEDY)
-        else:
-            return int(value)
-        return 1
-
-    def fraction(self, key: str, default: float) -> float:
-        """A number from 0 to 1."""
-        value = self.values.get(key, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
-        self.refuse(key, f"{value!r:.40} is not a number from 0 to 1", _REMEDY)
-        return 0.0
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.values.get(key, default)
-        if isinstance(value, bool):
-            return value
-        self.refuse(key, f"{value!r:.40} is not true or false", _REMEDY)
-        return default
-
-    def activation(self, key: str, default: str) -> str:
-        value = self.values.get(key) or default
-        if isinstance(value, str) and value in ACTIVATIONS:
-            return ACTIVATIONS[value]
-        self.refuse(key, f"{value!r:.40} is not a supported activation", f"give one of {', '.join(ACTIVATIONS)}")
-        return "silu"
-
-    def window(self, default: int | None) -> int | None:
-        """``sliding_window``: null, or a number of tokens."""
-        value = self.values.get("sliding_window", default)
-        return None if value is None else self.number("sliding_window", default, 2**40)
-
-
-def _check(keys: _Keys, decoder: Decoder) -> None:
+def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
     if keys.values.get("quantization_config") is not None:
         keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
@@ -151,43 +85,19 @@ def _check(keys: _Keys, decoder: Decoder) -> None:
         return
     if decoder.heads % decoder.key_heads:
         what = f"{decoder.heads} query heads are no multiple of {decoder.key_heads} key heads"
-        keys.refuse("num_key_value_heads", what, _REMEDY)
+        keys.refuse("num_key_value_heads", what, REMEDY)
     if decoder.rotary_width % 2 or decoder.rotary_width > decoder.head_width:
         what = f"{decoder.rotary_width} of {decoder.head_width} values of a head cannot be rotated in pairs"
         keys.refuse("head width", what, "give heads of an even width")
 
 
-def _sizes(keys: _Keys, defaults: Mapping[str, int | None], *, positions: int) -> dict[str, Any]:
-    """The sizes that most families name alike."""
-    return {
-        "layers": keys.number("num_hidden_layers", defaults["layers"], _MOST["layers"]),
-        "width": keys.number("hidden_size", defaults["width"]),
-        "heads": keys.number("num_attention_heads", defaults["heads"], _MOST["heads"]),
-        "inner": keys.number("intermediate_size", defaults["inner"]),
-        "vocabulary": keys.number("vocab_size", defaults["vocabulary"], _MOST["vocabulary"]),
-        "positions": keys.number("max_position_embeddings", positions, _MOST["positions"]),
-    }
-
-
-def _key_heads(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
-    if keys.values.get("num_key_value_heads") is None and default is None:
-        return int(sizes["heads"])
-    return keys.number("num_key_value_heads", default, _MOST["heads"])
-
-
-def _head_width(keys: _Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
-    if keys.values.get("head_dim") is None and default is None:
-        return max(1, int(sizes["width"]) // int(sizes["heads"]))
-    return keys.number("head_dim", default, _MOST_WIDTH)
-
-
-def _llama(keys: _Keys) -> dict[str, Any]:
+def _llama(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
-    sizes = _sizes(keys, defaults, positions=2048)
-    head, bias = _head_width(keys, sizes), keys.flag("attention_bias", False)
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes),
+        "key_heads": key_heads(keys, sizes),
         "head_width": head,
         "rotary_width": head,
         "activation": keys.activation("hidden_act", "silu"),
@@ -199,14 +109,14 @@ def _llama(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _mistral(keys: _Keys) -> dict[str, Any]:
+def _mistral(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 14336, "vocabulary": 32000}
-    sizes = _sizes(keys, defaults, positions=131072)
-    head = _head_width(keys, sizes)
+    sizes = common_sizes(keys, defaults, positions=131072)
+    head = head_width(keys, sizes)
     absent = "num_key_value_heads" not in keys.values
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes, 8 if absent else None),
+        "key_heads": key_heads(keys, sizes, 8 if absent else None),
         "head_width": head,
         "rotary_width": head,
         "activation": keys.activation("hidden_act", "silu"),
@@ -216,14 +126,14 @@ def _mistral(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _qwen(keys: _Keys) -> dict[str, Any]:
+def _qwen(keys: Keys) -> dict[str, Any]:
     """What Qwen2 and Qwen3 share. Their window adds a mask whatever ``use_sliding_window`` says."""
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 22016, "vocabulary": 151936}
-    sizes = _sizes(keys, defaults, positions=32768)
+    sizes = common_sizes(keys, defaults, positions=32768)
     absent = "num_key_value_heads" not in keys.values
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes, 32 if absent else None),
+        "key_heads": key_heads(keys, sizes, 32 if absent else None),
         "activation": keys.activation("hidden_act", "silu"),
         "tied": keys.flag("tie_word_embeddings", False),
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
@@ -231,26 +141,26 @@ def _qwen(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _qwen2(keys: _Keys) -> dict[str, Any]:
+def _qwen2(keys: Keys) -> dict[str, Any]:
     sizes = _qwen(keys)
-    head = _head_width(keys, sizes)
+    head = head_width(keys, sizes)
     return {**sizes, "head_width": head, "rotary_width": head, "query_bias": True}
 
 
-def _qwen3(keys: _Keys) -> dict[str, Any]:
+def _qwen3(keys: Keys) -> dict[str, Any]:
     sizes = _qwen(keys)
-    head, bias = _head_width(keys, sizes, 128), keys.flag("attention_bias", False)
+    head, bias = head_width(keys, sizes, 128), keys.flag("attention_bias", False)
     names = {"head_width": head, "rotary_width": head, "query_bias": bias, "output_bias": bias}
     return {**sizes, **names, "normalized_heads": True}
 
 
-def _gemma_sizes(keys: _Keys, defaults: dict[str, int], key_heads: int, activation: str) -> dict[str, Any]:
+def _gemma_sizes(keys: Keys, defaults: dict[str, int], key_count: int, activation: str) -> dict[str, Any]:
     """What both versions have in common. activation: the key that names the activation."""
-    sizes = _sizes(keys, {**defaults, "vocabulary": 256000}, positions=8192)
-    head, bias = _head_width(keys, sizes, 256), keys.flag("attention_bias", False)
+    sizes = common_sizes(keys, {**defaults, "vocabulary": 256000}, positions=8192)
+    head, bias = head_width(keys, sizes, 256), keys.flag("attention_bias", False)
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes, key_heads),
+        "key_heads": key_heads(keys, sizes, key_count),
         "head_width": head,
         "rotary_width": head,
         "activation": keys.activation(activation, "gelu_pytorch_tanh"),
@@ -261,12 +171,12 @@ def _gemma_sizes(keys: _Keys, defaults: dict[str, int], key_heads: int, activati
     }
 
 
-def _gemma(keys: _Keys) -> dict[str, Any]:
+def _gemma(keys: Keys) -> dict[str, Any]:
     # transformers 4.51 reads the older key, whatever hidden_activation says.
     return _gemma_sizes(keys, {"layers": 28, "width": 3072, "heads": 16, "inner": 24576}, 16, "hidden_act")
 
 
-def _gemma2(keys: _Keys) -> dict[str, Any]:
+def _gemma2(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216}
     return {
         **_gemma_sizes(keys, defaults, 4, "hidden_activation"),
@@ -276,13 +186,13 @@ def _gemma2(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _phi3(keys: _Keys) -> dict[str, Any]:
+def _phi3(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
-    sizes = _sizes(keys, defaults, positions=4096)
-    head = _head_width(keys, sizes)
+    sizes = common_sizes(keys, defaults, positions=4096)
+    head = head_width(keys, sizes)
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes),
+        "key_heads": key_heads(keys, sizes),
         "head_width": head,
         "rotary_width": int(head * keys.fraction("partial_rotary_factor", 1.0)),
         "activation": keys.activation("hidden_act", "silu"),
@@ -293,15 +203,15 @@ def _phi3(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _phi(keys: _Keys) -> dict[str, Any]:
+def _phi(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 24, "width": 2048, "heads": 32, "inner": 8192, "vocabulary": 51200}
-    sizes = _sizes(keys, defaults, positions=2048)
-    head = _head_width(keys, sizes)
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head = head_width(keys, sizes)
     if keys.flag("qk_layernorm", False):
         keys.refuse("qk_layernorm", "normalized queries and keys are not modelled for phi", "give false")
     return {
         **sizes,
-        "key_heads": _key_heads(keys, sizes),
+        "key_heads": key_heads(keys, sizes),
         "head_width": head,
         "rotary_width": int(head * keys.fraction("partial_rotary_factor", 0.5)),
         "activation": keys.activation("hidden_act", "gelu_new"),
@@ -316,13 +226,13 @@ def _phi(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _gpt_neox(keys: _Keys) -> dict[str, Any]:
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 44, "width": 6144, "heads": 64, "inner": 24576, "vocabulary": 50432}
-    sizes = _sizes(keys, defaults, positions=2048)
+    sizes = common_sizes(keys, defaults, positions=2048)
     head = max(1, sizes["width"] // sizes["heads"])
     if sizes["width"] % sizes["heads"]:
         what = f"{sizes['width']} values do not divide into {sizes['heads']} heads"
-        keys.refuse("hidden_size", what, _REMEDY)
+        keys.refuse("hidden_size", what, REMEDY)
     bias, dropout = keys.flag("attention_bias", True), keys.fraction("hidden_dropout", 0.0)
     return {
         **sizes,
@@ -341,23 +251,23 @@ def _gpt_neox(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _gpt2(keys: _Keys) -> dict[str, Any]:
-    width, heads = keys.number("n_embd", 768), keys.number("n_head", 12, _MOST["heads"])
+def _gpt2(keys: Keys) -> dict[str, Any]:
+    width, heads = keys.number("n_embd", 768), keys.number("n_head", 12, MOST["heads"])
     if width % heads:
-        keys.refuse("n_embd", f"{width} values do not divide into {heads} heads", _REMEDY)
+        keys.refuse("n_embd", f"{width} values do not divide into {heads} heads", REMEDY)
     if keys.flag("add_cross_attention", False):
         keys.refuse("add_cross_attention", "attention to an encoder is not modelled", "give false")
     if keys.values.get("pruned_heads"):
         keys.refuse("pruned_heads", "pruned heads are not modelled", "remove the key")
     return {
-        "layers": keys.number("n_layer", 12, _MOST["layers"]),
+        "layers": keys.number("n_layer", 12, MOST["layers"]),
         "width": width,
         "heads": heads,
         "key_heads": heads,
         "head_width": max(1, width // heads),
         "inner": keys.number("n_inner", 4 * width),
-        "vocabulary": keys.number("vocab_size", 50257, _MOST["vocabulary"]),
-        "positions": keys.number("n_positions", 1024, _MOST["positions"]),
+        "vocabulary": keys.number("vocab_size", 50257, MOST["vocabulary"]),
+        "positions": keys.number("n_positions", 1024, MOST["positions"]),
         "activation": keys.activation("activation_function", "gelu_new"),
         "tied": keys.flag("tie_word_embeddings", True),
         "query_bias": True,
@@ -369,7 +279,7 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
     }
 
 
-_FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
+_FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
@@ -380,6 +290,10 @@ _FAMILIES: Mapping[str, Callable[[_Keys], dict[str, Any]]] = {
     "phi": _phi,
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "olmoe": olmoe,
 }
 #: The supported values of ``model_type``.
 FAMILIES = tuple(_FAMILIES)

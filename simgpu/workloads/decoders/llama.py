@@ -1,9 +1,14 @@
-"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Phi-3."""
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Phi-3.
+
+Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.decoders.experts`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simgpu.workloads.decoders.earlier import EARLIER, EarlierAttention
+from simgpu.workloads.decoders.experts import GatedInner, SparseInner
 from simgpu.workloads.decoders.parts import (
     Build,
     Linear,
@@ -75,19 +80,19 @@ class LlamaModel:
 class _Layer:
     build: Build
     name: str
-    attention: _Attention | _FusedAttention
-    inner: _Inner | _FusedInner
+    attention: _Attention | _FusedAttention | EarlierAttention
+    inner: GatedInner | _FusedInner | SparseInner
     norms: tuple[RmsNorm, ...]
     slides: bool
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
-        name, fused = f"layers.{number}", build.decoder.family == "phi3"
+        name = f"layers.{number}"
         places = _FOUR_NORMS if build.decoder.family == "gemma2" else _TWO_NORMS
         added_one = build.decoder.family in _GEMMA
         with build.session.layer(name):
-            attention = _FusedAttention.create(build) if fused else _Attention.create(build)
-            inner = _FusedInner.create(build) if fused else _Inner.create(build)
+            attention = _attention(build)
+            inner = _inner(build, number)
             norms = tuple(
                 RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one) for place in places
             )
@@ -114,6 +119,23 @@ class _Layer:
                 mask = window_mask(session, mask)
             x = add(session, x, second(self.attention(first(x), (cosines, sines, mask))))
             return add(session, x, fourth(self.inner(third(x))))
+
+
+def _attention(build: Build) -> _Attention | _FusedAttention | EarlierAttention:
+    """The attention of a layer of this family."""
+    if build.decoder.family in EARLIER:
+        return EarlierAttention.create(build)
+    return _FusedAttention.create(build) if build.decoder.family == "phi3" else _Attention.create(build)
+
+
+def _inner(build: Build, number: int) -> GatedInner | _FusedInner | SparseInner:
+    """The feed-forward part of the layer of this number."""
+    if build.decoder.family == "phi3":
+        return _FusedInner.create(build)
+    experts = build.decoder.experts
+    if experts is not None and build.decoder.has_experts(number):
+        return SparseInner.create(build, experts)
+    return GatedInner.create(build, "mlp", build.decoder.inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,29 +205,6 @@ class _FusedAttention:
             cosines, sines = (unsqueeze(session, each, 1) for each in angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=False)
             return self.output(attended(self.build, query, key, value, mask))
-
-
-@dataclass(frozen=True, slots=True)
-class _Inner:
-    """The gated feed-forward part."""
-
-    build: Build
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    @classmethod
-    def create(cls, build: Build) -> _Inner:
-        width, inner, bias = build.decoder.width, build.decoder.inner, build.decoder.inner_bias
-        with build.session.layer("mlp"):
-            gate, up = (Linear.create(build, f"{name}_proj", width, inner, bias) for name in ("gate", "up"))
-            return cls(build, gate, up, Linear.create(build, "down_proj", inner, width, bias))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        session = self.build.session
-        with session.layer("mlp"):
-            gated = activated(self.build, "act_fn", self.gate(x))
-            return self.down(mul(session, gated, self.up(x)))
 
 
 @dataclass(frozen=True, slots=True)

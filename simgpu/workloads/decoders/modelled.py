@@ -12,6 +12,7 @@ from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.experts import ROUTING_NOTE
 from simgpu.workloads.decoders.iteration import iteration
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.saved import saved_tensors
@@ -145,6 +146,9 @@ def _problems(
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
+    if decoder.experts is not None and 0 in decoder.experts.rows(batch * length):
+        what = f"{batch * length} tokens are too few for the {decoder.experts.count} experts of {decoder.name}"
+        problems.append(Problem("", "length", what, "give a larger batch or length"))
     fuses = attention == AttentionForm.SDPA
     if not fuses and decoder.family == "gpt2":
         problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
@@ -161,4 +165,5 @@ def _notes(decoder: Decoder, length: int, attention: str, optimizer: str) -> str
         "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
+        f"{ROUTING_NOTE if decoder.experts is not None else ''}"
     )

@@ -32,7 +32,7 @@ from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
 
 #: Families whose mask has a sliding window, and that fill it in another way.
-_WINDOWED = frozenset(("mistral", "qwen2", "qwen3", "phi3"))
+_WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tens
     transformers 4.51; else one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
     """
     session = build.session
-    key, value = (_repeated(session, x, build.decoder.groups) for x in (key, value))
+    key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
     if build.fused is None:
         assert mask is not None
         result = _products(build, query, key, value, mask)
@@ -284,7 +284,8 @@ def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, width, 1))
 
 
-def _repeated(session: Session, x: Tensor, times: int) -> Tensor:
+def repeated(session: Session, x: Tensor, times: int) -> Tensor:
+    """Heads of keys or values (batch, heads, tokens, width), each repeated for several query heads."""
     if times == 1:
         return x
     batch, heads, tokens, width = x.shape

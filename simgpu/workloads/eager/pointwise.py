@@ -123,6 +123,17 @@ def relu(session: Session, x: Tensor) -> Tensor:
     return result
 
 
+def sigmoid(session: Session, x: Tensor) -> Tensor:
+    """Saves its result."""
+    result = elementwise(session, "sigmoid", x)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (elementwise(session, "sigmoid_backward", only(grads), result),)
+
+    session.record((result,), (x,), backward, (result,))
+    return result
+
+
 def activation(session: Session, op: str, x: Tensor) -> Tensor:
     """``silu`` or ``gelu``: one kernel that saves its input."""
     result = elementwise(session, op, x)

@@ -18,14 +18,11 @@ _Grads = Sequence[Tensor | None]
 
 def linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``)."""
-    rows: Sizes = (prod(x.shape[:-1]), x.shape[-1])
-    if bias is None:
-        turned = transpose(session, weight, 0, 1)
-        result = _mm(session, reshape(session, x, rows), turned)
-    else:
-        flat = reshape(session, x, rows)
-        result = _addmm(session, bias, flat, transpose(session, weight, 0, 1))
-    return reshape(session, result, (*x.shape[:-1], weight.shape[0]))
+    is_matrix = len(x.shape) == 2
+    flat = x if is_matrix else reshape(session, x, (prod(x.shape[:-1]), x.shape[-1]))
+    turned = transpose(session, weight, 0, 1)
+    result = _mm(session, flat, turned) if bias is None else _addmm(session, bias, flat, turned)
+    return result if is_matrix else reshape(session, result, (*x.shape[:-1], weight.shape[0]))
 
 
 def transposed_linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

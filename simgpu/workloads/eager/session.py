@@ -12,7 +12,8 @@ from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
 from simgpu.workloads.eager.work import work_of
 from simgpu.workloads.lowering.tape import Tape
-from simgpu.workloads.timemodel.operation import Operation
+from simgpu.workloads.timemodel.kinds import kind_of
+from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
 _FLOATS = frozenset(("float32", "float16", "bfloat16"))
 
@@ -90,8 +91,14 @@ class Session:
         return created
 
     def run_in_place(self, op: str, target: Tensor, others: Sequence[Tensor] = ()) -> None:
-        """Runs an operator that changes `target`."""
-        work = work_of(op, (target, *others), (target,), self.in_backward)
+        """Runs an operator that changes `target`.
+
+        In forward, one that adds to rows of the target does not read all of it. In backward it is priced as the
+        operator with a new result that autograd calls for tensors that are followed, as in the recorder.
+        """
+        adds_rows = kind_of(op) is OperationKind.GATHER and not self.in_backward
+        priced = others if adds_rows else (target, *others)
+        work = work_of(op, priced, (target,), self.in_backward)
         self.tape.launch_blocks(op, (work,), [x.block for x in (target, *others)], [target.block])
 
     @property

@@ -17,6 +17,7 @@ class Tensor:
 
     strides: in values. node, slot: the backward function of which it is a result, and which one; None if it needs no
     gradient. is_view: whether it is a view of another tensor, so autograd adds no gradient into it.
+    offset: of its first value, for views that are read together with another part of the same block.
     """
 
     block: TapeBlock
@@ -25,6 +26,7 @@ class Tensor:
     node: Node | None = None
     slot: int = 0
     is_view: bool = False
+    offset: int = 0
 
     @property
     def dtype(self) -> str:

@@ -12,7 +12,7 @@ from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
 _FLOATS = ("float32", "float16", "bfloat16")
 #: Operations per value of the largest operand. All but products are limited by memory: the order of magnitude counts.
 _PER_VALUE = {OperationKind.SOFTMAX: 8, OperationKind.NORMALIZATION: 8, OperationKind.COPY: 0, OperationKind.GATHER: 0}
-_Pieces = dict[tuple[int, int], tuple[int, int]]
+_Pieces = dict[tuple[int, int, int], tuple[int, int]]
 
 
 def work_of(op: str, reads: Sequence[Tensor], writes: Sequence[Tensor], backward: bool) -> Operation:
@@ -42,8 +42,8 @@ def gemm(shape: GemmShape, bytes_: int, results: int, dtype: str, direction: Dir
 
 def _pieces(tensors: Iterable[Tensor]) -> _Pieces:
     """Values and bytes of each distinct piece of memory; an expanded dimension counts once."""
-    sizes = ((id(x.block), x.distinct, ITEMSIZE[x.dtype]) for x in tensors)
-    return {(block, values): (values, values * itemsize) for block, values, itemsize in sizes}
+    sizes = ((id(x.block), x.offset, x.distinct, ITEMSIZE[x.dtype]) for x in tensors)
+    return {(block, offset, values): (values, values * itemsize) for block, offset, values, itemsize in sizes}
 
 
 def _bytes(pieces: _Pieces) -> int:

@@ -100,6 +100,15 @@ PUBLISHED = {
         8_190_735_360,
     ),
     "meta-llama/Llama-2-13b-hf": Published(_sizes("llama", 5120, 13824, 40, 40, 32000), 13_015_864_320),
+    "mistralai/Mixtral-8x7B-v0.1": Published(
+        _sizes("mixtral", 4096, 14336, 32, 32, 32000, num_key_value_heads=8), 46_702_792_704
+    ),
+    "allenai/OLMoE-1B-7B-0924": Published(_sizes("olmoe", 2048, 1024, 16, 16, 50304), 6_919_161_856),
+    "Qwen/Qwen1.5-MoE-A2.7B": Published(_sizes("qwen2_moe", 2048, 5632, 24, 16, 151936), 14_315_784_192),
+    "Qwen/Qwen3-30B-A3B": Published(
+        _sizes("qwen3_moe", 2048, 6144, 48, 32, 151936, num_key_value_heads=4, head_dim=128, norm_topk_prob=True),
+        30_532_122_624,
+    ),
     "meta-llama/Llama-3.1-70B": Published(
         _sizes("llama", 8192, 28672, 80, 64, 128256, num_key_value_heads=8, rope_scaling=_LLAMA3), 70_553_706_496
     ),

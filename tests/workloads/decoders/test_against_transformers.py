@@ -51,6 +51,35 @@ SMALL: dict[str, dict[str, Any]] = {
     "phi-gelu-fast": {"model_type": "phi", **_SIZES, "hidden_act": "gelu_fast"},
     "gpt_neox": {"model_type": "gpt_neox", **_SIZES, "hidden_dropout": 0.1},
     "gpt_neox-sequential": {"model_type": "gpt_neox", **_SIZES, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "mixtral": {"model_type": "mixtral", **_SIZES, "num_local_experts": 3},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **_SIZES,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 192,
+    },
+    "qwen2_moe-window": {
+        "model_type": "qwen2_moe",
+        **_SIZES,
+        "num_experts": 4,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 200,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "num_experts": 9,
+        "moe_intermediate_size": 128,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+        "head_dim": 64,
+    },
+    "olmoe": {"model_type": "olmoe", **_SIZES, "num_experts": 3, "num_experts_per_tok": 2, "attention_bias": True},
     "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
 }
 CASES = [
@@ -60,7 +89,7 @@ CASES = [
     if (name, attention) != ("gpt2", "eager")
 ] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gpt2", "float32", "sdpa")]
 #: These run in every test run; the others take a minute together.
-QUICK = {("llama", "bfloat16", "sdpa"), ("gpt2", "float32", "sdpa")}
+QUICK = {("llama", "bfloat16", "sdpa"), ("gpt2", "float32", "sdpa"), ("qwen2_moe", "bfloat16", "sdpa")}
 
 
 def built(values: dict[str, Any], length: int = LENGTH, **options: Any) -> DecoderIteration:
@@ -144,7 +173,9 @@ def compare(values: dict[str, Any], length: int = LENGTH) -> None:
     assert mine.saved_bytes == sum(size for _, size in theirs.saved)
 
 
-@pytest.mark.parametrize("name", ["openai-community/gpt2", "meta-llama/Llama-3.1-8B", "google/gemma-2b"])
+@pytest.mark.parametrize(
+    "name", ["openai-community/gpt2", "meta-llama/Llama-3.1-8B", "google/gemma-2b", "mistralai/Mixtral-8x7B-v0.1"]
+)
 def test_saved_tensors_of_two_layers_of_published_configurations_equal_those_of_autograd(name: str) -> None:
     layers = "n_layer" if PUBLISHED[name].values["model_type"] == "gpt2" else "num_hidden_layers"
     compare({**PUBLISHED[name].values, layers: 2})

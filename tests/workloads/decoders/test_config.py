@@ -64,6 +64,12 @@ def test_keys_of_text_generation_are_ignored() -> None:
         ({"rope_scaling": 4}, "rope_scaling: 4 is not a supported type"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not modelled"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm: normalized queries and keys are not modelled"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts for each token, but only 8 exist"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "noise before the router is not modelled"),
+        ({"model_type": "olmoe", "output_router_logits": True}, "the loss that balances the experts is not modelled"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: limited queries"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [2]}, "is not a list of numbers of layers from 0 to 1"),
+        ({"model_type": "qwen2_moe", "num_hidden_layers": 999}, "60 experts in each of 999 layers are more than"),
         ({"model_type": "gpt2", "n_head": 7}, "768 values do not divide into 7 heads"),
     ],
 )

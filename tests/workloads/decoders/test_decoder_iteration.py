@@ -30,7 +30,13 @@ def built(values: dict[str, Any], length: int = 32, **options: Any) -> DecoderIt
     return decoder_iteration(decoder_of(values), **given)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+#: Building these takes seconds: their thousands of experts have a kernel for every operator.
+LARGE = ("allenai/OLMoE-1B-7B-0924", "Qwen/Qwen1.5-MoE-A2.7B", "Qwen/Qwen3-30B-A3B")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in PUBLISHED]
+)
 def test_parameters_are_those_published(name: str) -> None:
     assert built(PUBLISHED[name].values).parameters == PUBLISHED[name].parameters
 
@@ -70,6 +76,39 @@ def test_fused_optimizer_needs_no_temporaries() -> None:
         assert peak is not None
         peaks[optimizer] = peak.bytes
     assert peaks["adamw-fused"] < peaks["adamw"]
+
+
+MIXTURE = {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_key_value_heads": 4}
+
+
+def test_bytes_that_experts_save_are_the_same_for_more_experts_of_fewer_tokens_each() -> None:
+    """Only the router's softmax has one more value per token for each expert."""
+    few, many = (built({**MIXTURE, "num_local_experts": count}).saved_bytes for count in (8, 16))
+    tokens, layers, float32 = 64, 2, 4
+    assert many - few == tokens * layers * (16 - 8) * float32
+
+
+def test_time_of_experts_is_at_least_that_of_a_dense_decoder_of_the_active_size() -> None:
+    """Two of eight experts are as wide together as one dense part; routing and small products add less than half."""
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "vocab_size": 32000}
+    experts, dense = (
+        built({**sizes, "num_key_value_heads": 8, **others}, 4096).trace
+        for others in (
+            {"model_type": "mixtral", "intermediate_size": 14336},
+            {"model_type": "llama", "intermediate_size": 2 * 14336},
+        )
+    )
+    times = [
+        sum(kernel.duration_ns for kernel in trace.kernels if kernel.phase in (Phase.FORWARD, Phase.BACKWARD))
+        for trace in (experts, dense)
+    ]
+    assert times[1] < times[0] < 1.5 * times[1]
+    assert "balanced routing" in experts.info.notes and "balanced routing" not in dense.info.notes
+
+
+def test_fewer_tokens_than_experts_are_refused() -> None:
+    with pytest.raises(InputError, match="2 tokens are too few for the 8 experts"):
+        built(MIXTURE, 1)
 
 
 @pytest.mark.parametrize(

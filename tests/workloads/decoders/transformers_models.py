@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("transformers", reason="transformers, whose modules are comp
 
 import torch
 import transformers
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.utils import import_utils
 
@@ -36,12 +38,15 @@ class Expected(NamedTuple):
     saved: list[tuple[str, int]]
 
 
+def _config(values: dict[str, Any]) -> Any:
+    options = {**values, "use_cache": False}
+    return transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+
+
 def model(values: dict[str, Any], dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
     """The model of a configuration, in training mode, without a cache of keys and values."""
-    options = {**values, "use_cache": False}
-    config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
     created = transformers.AutoModelForCausalLM.from_config(
-        config, torch_dtype=getattr(torch, dtype), attn_implementation=attention
+        _config(values), torch_dtype=getattr(torch, dtype), attn_implementation=attention
     )
     return created.train()
 
@@ -50,7 +55,7 @@ def expected(
     values: dict[str, Any], batch: int, length: int, dtype: str = "bfloat16", attention: str = "sdpa"
 ) -> Expected:
     """Runs forward on fake tensors with the operators of an H100."""
-    with FakeTensorMode(allow_non_fake_inputs=True), gpu_forms("hopper"):
+    with balanced_routing(values), FakeTensorMode(allow_non_fake_inputs=True), gpu_forms("hopper"):
         module = model(values, dtype, attention)
         weights = {weight.untyped_storage()._cdata for weight in module.parameters()}
         path, saved, held = [""], {}, []
@@ -69,6 +74,38 @@ def expected(
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             module(input_ids=tokens, labels=torch.zeros(batch, length, dtype=torch.int64))
         return Expected(sum(weight.numel() for weight in module.parameters()), list(saved.values()))
+
+
+@contextmanager
+def balanced_routing(values: dict[str, Any]) -> Iterator[None]:
+    """Fake tensors have no values that a router could choose by: `nonzero` gives each expert an equal number of tokens.
+
+    The first of them have one more if they do not divide. ``one_hot`` has the form that it has on CUDA: zeros and a
+    scatter (PyTorch's ``ATen/native/Onehot.cpp``); that of fake tensors compares.
+    """
+    config = _config(values)
+    count = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
+    operators, functions = fake_impls.op_implementations_dict, torch.nn.functional
+    nonzero, one_hot, calls = torch.ops.aten.nonzero.default, functions.one_hot, iter(range(2**30))
+    before = operators[nonzero]
+
+    def balanced(mode: Any, func: Any, mask: Any) -> Any:
+        chosen, tokens = mask.shape
+        each, rest = divmod(chosen * tokens, count)
+        rows = each + (next(calls) % count < rest)
+        return mask.new_empty_strided((rows, 2), (1, rows), dtype=torch.int64)
+
+    def scattered(x: Any, num_classes: int) -> Any:
+        return torch.zeros(*x.shape, num_classes, dtype=x.dtype).scatter_(-1, x.unsqueeze(-1), 1)
+
+    if count is None:
+        yield
+        return
+    operators[nonzero], functions.one_hot = balanced, scattered
+    try:
+        yield
+    finally:
+        operators[nonzero], functions.one_hot = before, one_hot
 
 
 def _entering(path: list[str], name: str) -> Callable[..., None]:
@@ -112,4 +149,5 @@ def recorded(
     def optimizer(weights: Any) -> Any:
         return torch.optim.AdamW(weights, lr=1e-4)
 
-    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True)
+    with balanced_routing(values):
+        return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True)

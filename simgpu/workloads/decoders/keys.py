@@ -1,0 +1,101 @@
+"""`Keys` reads the keys of a Hugging Face ``config.json`` and collects problems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simgpu.errors import Problem
+
+REMEDY = "copy the model's config.json again"
+#: Largest values, far above anything published: larger ones are typing errors and would take minutes to build.
+MOST = {"layers": 1_000, "heads": 4_096, "vocabulary": 10_000_000, "positions": 2**40}
+MOST_WIDTH = 2**20
+#: Activation functions, with the one of the same kernels that stands for each.
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_fast",
+    "relu": "relu",
+}
+
+
+@dataclass(slots=True)
+class Keys:
+    """Reads the keys of a configuration and collects problems."""
+
+    values: Mapping[str, Any]
+    source: str
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, key: str, what: str, remedy: str) -> None:
+        self.problems.append(Problem(self.source, key, what, remedy))
+
+    def number(self, key: str, default: int | None, most: int = MOST_WIDTH) -> int:
+        """A whole number from 1 to `most`; also the default where the value is null."""
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.refuse(key, "is missing", REMEDY)
+        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            self.refuse(key, f"{value!r:.40} is not a whole number from 1 to {most}", REMEDY)
+        else:
+            return int(value)
+        return 1
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 to 1."""
+        value = self.values.get(key, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        self.refuse(key, f"{value!r:.40} is not a number from 0 to 1", REMEDY)
+        return 0.0
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key, default)
+        if isinstance(value, bool):
+            return value
+        self.refuse(key, f"{value!r:.40} is not true or false", REMEDY)
+        return default
+
+    def activation(self, key: str, default: str) -> str:
+        value = self.values.get(key) or default
+        if isinstance(value, str) and value in ACTIVATIONS:
+            return ACTIVATIONS[value]
+        self.refuse(key, f"{value!r:.40} is not a supported activation", f"give one of {', '.join(ACTIVATIONS)}")
+        return "silu"
+
+    def window(self, default: int | None) -> int | None:
+        """``sliding_window``: null, or a number of tokens."""
+        value = self.values.get("sliding_window", default)
+        return None if value is None else self.number("sliding_window", default, 2**40)
+
+
+def common_sizes(keys: Keys, defaults: Mapping[str, int | None], *, positions: int) -> dict[str, Any]:
+    """The sizes that most families name alike."""
+    return {
+        "layers": keys.number("num_hidden_layers", defaults["layers"], MOST["layers"]),
+        "width": keys.number("hidden_size", defaults["width"]),
+        "heads": keys.number("num_attention_heads", defaults["heads"], MOST["heads"]),
+        "inner": keys.number("intermediate_size", defaults["inner"]),
+        "vocabulary": keys.number("vocab_size", defaults["vocabulary"], MOST["vocabulary"]),
+        "positions": keys.number("max_position_embeddings", positions, MOST["positions"]),
+    }
+
+
+def key_heads(keys: Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
+    if keys.values.get("num_key_value_heads") is None and default is None:
+        return int(sizes["heads"])
+    return keys.number("num_key_value_heads", default, MOST["heads"])
+
+
+def head_width(keys: Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
+    if keys.values.get("head_dim") is None and default is None:
+        return max(1, int(sizes["width"]) // int(sizes["heads"]))
+    return keys.number("head_dim", default, MOST_WIDTH)

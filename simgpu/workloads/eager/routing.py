@@ -1,0 +1,103 @@
+"""Operators with which a router gives rows to experts, in the form that they have on CUDA.
+
+Which rows an expert receives depends on values, which are not known here: the caller gives their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simgpu.workloads.eager.pointwise import elementwise, only
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import expand, unsqueeze
+
+_Grads = Sequence[Tensor | None]
+
+
+def largest(session: Session, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``topk`` along the last dimension: values and their places, which are saved."""
+    shape = (*x.shape[:-1], count)
+    values, places = session.run("topk", (x,), ((shape, x.dtype), (shape, "int64")))
+
+    def backward(grads: _Grads) -> _Grads:
+        (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
+        session.run_in_place("scatter_", zeros, (places, only(grads)))
+        return (zeros,)
+
+    session.record((values,), (x,), backward, (places,))
+    return values, places
+
+
+def divided_by_sum(session: Session, x: Tensor) -> Tensor:
+    """``x /= x.sum(-1, keepdim=True)``: autograd saves a copy of what the division overwrites, and the sums."""
+    (total,) = session.run("sum", (x,), (((*x.shape[:-1], 1), x.dtype),))
+    session.record((total,), (x,), lambda grads: (expand(session, only(grads), x.shape),))
+    (before,) = session.run("clone", (x,), ((x.shape, x.dtype),))
+    session.run_in_place("div_", x, (total,))
+    result = Tensor(x.block, x.shape, x.strides)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        quotient = elementwise(session, "div", before, total)
+        factor = elementwise(session, "div", quotient, total)
+        negative = elementwise(session, "neg", grad)
+        of_total = elementwise(session, "mul", negative, factor)
+        session.keep((quotient, factor, negative))
+        return elementwise(session, "div", grad, total), of_total
+
+    session.record((result,), (x, total), backward, (before, total))
+    return result
+
+
+def one_hot(session: Session, places: Tensor, count: int) -> Tensor:
+    """(rows, choices) as (rows, choices, count) integers: zeros, and ones where chosen (``ATen/native/Onehot.cpp``)."""
+    (result,) = session.run("zeros", (), (((*places.shape, count), "int64"),))
+    session.run_in_place("scatter_", result, (places,))
+    return result
+
+
+def where_chosen(session: Session, mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """``torch.where`` on one expert's part of a `one_hot` mask: the choice and the row of each of `rows` rows.
+
+    Both are columns of one block.
+    """
+    tokens, choices, count = mask.shape
+    part = mask.seen((choices, tokens), (count, choices * count))
+    (places,) = session.run("nonzero", (part,), (((rows, 2), "int64"),))
+    return places.seen((rows,)), Tensor(places.block, (rows,), (1,), is_view=True, offset=rows)
+
+
+def taken(session: Session, x: Tensor, rows: Tensor) -> Tensor:
+    """``x[None, rows]``, (1, rows, width); saves the numbers of the rows. Backward adds into zeros of full size."""
+    return _indexed(session, unsqueeze(session, x, 0), (rows,), (1, rows.shape[0], x.shape[-1]))
+
+
+def taken_values(session: Session, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """``x[rows, columns, None]``, (rows, 1); saves the numbers of rows and columns."""
+    return _indexed(session, unsqueeze(session, x, 2), (rows, columns), (rows.shape[0], 1))
+
+
+def _indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    (result,) = session.run("index", (x, *places), ((shape, x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
+        session.run_in_place("index_put_", zeros, (*places, only(grads)))
+        return (zeros,)
+
+    session.record((result,), (x,), backward, places)
+    return result
+
+
+def add_rows(session: Session, total: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """``total.index_add_(0, rows, values)``; saves the numbers, and the values for their shape."""
+    session.run_in_place("index_add_", total, (rows, values))
+    result = Tensor(total.block, total.shape, total.strides)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        return grad, session.run("index_select", (grad, rows), ((values.shape, values.dtype),))[0]
+
+    session.record((result,), (total, values), backward, (rows, values))
+    return result
