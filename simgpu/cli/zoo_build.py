@@ -81,7 +81,8 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 @click.option(
     "--attention",
     type=click.Choice([each.value for each in AttentionForm]),
-    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa.",
+    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager for "
+    "T5, which has no other.",
 )
 @click.option(
     "--epochs",
@@ -124,7 +125,8 @@ def build(
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
-    NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a decoder-only transformer, or its folder.
+    NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a transformer (Llama, Mixtral, GPT-2,
+    T5 and others; an unsupported one lists them), or its folder.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
@@ -144,7 +146,7 @@ def build(
         refuse_options(others, "applies to networks of the zoo, not to a configuration")
         build_decoder(network, output, force, batch, gpu, length, dtype, attention, optimizer, quiet)
         return
-    refuse_options(of_decoder, "applies to the configuration of a decoder, not to a network of the zoo")
+    refuse_options(of_decoder, "applies to the configuration of a transformer, not to a network of the zoo")
     limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet) as say:
         say(f"building {network}")

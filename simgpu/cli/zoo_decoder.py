@@ -1,4 +1,4 @@
-"""``simgpu zoo build`` of a decoder-only transformer from its Hugging Face ``config.json``."""
+"""``simgpu zoo build`` of a transformer from its Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time, short_count
-from simgpu.workloads.decoders.config import read_decoder
+from simgpu.workloads.decoders.config import read_model
+from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
 
 
 def is_configuration(network: str) -> bool:
@@ -49,18 +51,17 @@ def build_decoder(
     if length is None:
         raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
     with progress(quiet) as say:
-        decoder = read_decoder(path)
-        say(f"building {decoder.name}")
-        folder = output or Path(f"{decoder.name}-b{batch}-t{length}-{Path(gpu).stem}")
-        result = decoder_iteration(
-            decoder,
-            batch=batch,
-            length=length,
-            gpu=load_node(gpu).gpu,
-            dtype=dtype or "bfloat16",
-            attention=attention or "sdpa",
-            optimizer=optimizer or "adamw",
-        )
+        model = read_model(path)
+        say(f"building {model.name}")
+        folder = output or Path(f"{model.name}-b{batch}-t{length}-{Path(gpu).stem}")
+        options = {"dtype": dtype or "bfloat16", "optimizer": optimizer or "adamw"}
+        device = load_node(gpu).gpu
+        if isinstance(model, Decoder):
+            options["attention"] = attention or "sdpa"
+            result = decoder_iteration(model, batch=batch, length=length, gpu=device, **options)
+        else:
+            options["attention"] = attention or "eager"
+            result = encoder_decoder_iteration(model, batch=batch, length=length, gpu=device, **options)
         refuse_another(folder, force, result.trace)
         say(f"writing {folder}")
         write_trace(result.trace, folder)

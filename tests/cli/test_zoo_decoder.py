@@ -79,7 +79,7 @@ def test_options_of_a_configuration_are_refused_for_a_network_of_the_zoo() -> No
     done = simgpu("zoo", "build", "vgg16", "--batch", 2, "--gpu", "v100", "--length", 32, "--dtype", "float32")
     message = " ".join(done.stderr.split())
     assert done.exit_code == 2
-    assert "--length: applies to the configuration of a decoder" in message and "--dtype: applies" in message
+    assert "--length: applies to the configuration of a transformer" in message and "--dtype: applies" in message
 
 
 def test_missing_configuration_is_refused_with_its_path(tmp_path: Path) -> None:

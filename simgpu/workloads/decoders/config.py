@@ -13,6 +13,7 @@ from typing import Any
 from simgpu.errors import InputError, did_you_mean
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 from simgpu.workloads.decoders.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
 
@@ -41,13 +42,46 @@ def read_decoder(path: str | Path) -> Decoder:
     Traceback (most recent call last):
     simgpu.errors.InputError: ...config.json: model_type: 'bert' is not supported; ...
     """
+    return decoder_of(*_read(path))
+
+
+def read_model(path: str | Path) -> Decoder | EncoderDecoder:
+    """The model that a ``config.json`` describes: a decoder, or an encoder and a decoder (T5). See `read_decoder`."""
+    return model_of(*_read(path))
+
+
+def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
+    """The keys and values of a file, or of that in a folder, its name for messages, and the folder's name."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
     values = parse_json(read_text(file, _WHAT, REMEDY, _LIMIT), file, REMEDY)
     if not isinstance(values, dict):
         raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", REMEDY)
-    return decoder_of(values, str(file), file.absolute().parent.name)
+    return values, str(file), file.absolute().parent.name
+
+
+def model_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Decoder | EncoderDecoder:
+    """The model that the keys and values of a configuration describe. See `read_model` and `decoder_of`.
+
+    >>> model_of({"model_type": "t5", "d_model": 64}).encoder_layers
+    6
+    """
+    if values.get("model_type") != "t5":
+        return decoder_of(values, source, name)
+    keys = Keys(values, source)
+    model = t5(keys, _name(values, name) or "t5")
+    _check(keys, model.decoder)
+    if keys.problems:
+        raise InputError(keys.problems)
+    return model
+
+
+def _name(values: Mapping[str, Any], name: str) -> str:
+    """The last part of the name in a configuration, else of `name`."""
+    given = values.get("_name_or_path")
+    named = given if isinstance(given, str) and given.strip("./") else name
+    return named.strip("/").rpartition("/")[2]
 
 
 def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Decoder:
@@ -58,13 +92,11 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     family = values.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         what = "is missing" if family is None else f"{family!r} is not supported"
-        remedy = did_you_mean(str(family), _FAMILIES) if family is not None else f"give one of {', '.join(_FAMILIES)}"
+        remedy = did_you_mean(str(family), SUPPORTED) if family is not None else f"give one of {', '.join(SUPPORTED)}"
         raise InputError.single(source, "model_type", what, remedy)
     keys = Keys(values, source)
-    given = values.get("_name_or_path")
-    named = given if isinstance(given, str) and given.strip("./") else name
     sizes = _FAMILIES[family](keys)
-    decoder = Decoder(family=family, name=named.strip("/").rpartition("/")[2] or family, **sizes)
+    decoder = Decoder(family=family, name=_name(values, name) or family, **sizes)
     _check(keys, decoder)
     if keys.problems:
         raise InputError(keys.problems)
@@ -295,5 +327,6 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
 }
-#: The supported values of ``model_type``.
+#: The values of ``model_type`` of decoders, and all supported ones.
 FAMILIES = tuple(_FAMILIES)
+SUPPORTED = (*FAMILIES, "t5")

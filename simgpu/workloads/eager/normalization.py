@@ -52,9 +52,19 @@ def next_token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:
     (padded,) = session.run("constant_pad_nd", (labels,), (((batch, length + 1), labels.dtype),))
     shifted = contiguous(session, padded.seen(labels.shape, (length + 1, 1)))
     logarithms = softmax(session, reshape(session, scores, (batch * length, logits.shape[-1])), "_log_softmax")
-    target = shifted.seen((batch * length,))
     session.keep((scores, padded))
-    results = (((), "float32"), ((), "float32"))
+    return likelihood_loss(session, logarithms, shifted.seen((batch * length,)))
+
+
+def token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each token's logits with its label, in the format of the logits."""
+    rows = reshape(session, logits, (labels.count, logits.shape[-1]))
+    return likelihood_loss(session, softmax(session, rows, "_log_softmax"), labels.seen((labels.count,)))
+
+
+def likelihood_loss(session: Session, logarithms: Tensor, target: Tensor) -> Tensor:
+    """The mean of the negative logarithms of the targets' probabilities."""
+    results = (((), logarithms.dtype), ((), logarithms.dtype))
     loss, weight = session.run("nll_loss_forward", (logarithms, target), results, priced=(target,))
 
     def backward(grads: _Grads) -> _Grads:

@@ -38,6 +38,14 @@ def add(session: Session, first: Tensor, second: Tensor) -> Tensor:
     return result
 
 
+def add_in_place(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """``first += second``; saves nothing, and both gradients are that of the result."""
+    session.run_in_place("add_", first, (second,))
+    result = Tensor(first.block, first.shape, first.strides)
+    session.record((result,), (first, second), lambda grads: (only(grads), only(grads)))
+    return result
+
+
 def add_number(session: Session, x: Tensor) -> Tensor:
     """Adds a number; saves nothing."""
     result = elementwise(session, "add", x)

@@ -101,6 +101,11 @@ class Session:
         work = work_of(op, priced, (target,), self.in_backward)
         self.tape.launch_blocks(op, (work,), [x.block for x in (target, *others)], [target.block])
 
+    def overwrite(self, op: str, target: Tensor, others: Sequence[Tensor]) -> None:
+        """Runs an operator that replaces all values of `target` without reading them."""
+        work = work_of(op, others, (target,), self.in_backward)
+        self.tape.launch_blocks(op, (work,), [x.block for x in others], [target.block])
+
     @property
     def in_backward(self) -> bool:
         """Whether the backward pass runs."""

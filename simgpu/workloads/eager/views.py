@@ -60,6 +60,15 @@ def sliced(session: Session, x: Tensor, begin: int, end: int) -> Tensor:
     return _view(session, x, (*x.shape[:-1], end - begin), x.strides, backward)
 
 
+def sliced_rows(session: Session, x: Tensor) -> Tensor:
+    """All rows, as ``x[..., -rows:, :]``: a slice whose backward copies the gradient into zeros all the same."""
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
+
+    return _view(session, x, x.shape, x.strides, backward)
+
+
 def split(session: Session, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
     """The last dimension in parts of these widths. Backward concatenates the gradients."""
     parts = tuple(Tensor(x.block, (*x.shape[:-1], width), x.strides, is_view=True) for width in widths)

@@ -45,9 +45,9 @@ def _config(values: dict[str, Any]) -> Any:
 
 def model(values: dict[str, Any], dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
     """The model of a configuration, in training mode, without a cache of keys and values."""
-    created = transformers.AutoModelForCausalLM.from_config(
-        _config(values), torch_dtype=getattr(torch, dtype), attn_implementation=attention
-    )
+    config = _config(values)
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    created = auto.from_config(config, torch_dtype=getattr(torch, dtype), attn_implementation=attention)
     return created.train()
 
 
@@ -62,7 +62,7 @@ def expected(
 
         def pack(tensor: Any) -> Any:
             storage = tensor.untyped_storage()
-            if storage._cdata not in weights and storage._cdata not in saved and not _on_host(tensor):
+            if storage._cdata not in weights and storage._cdata not in saved and not _on_host(tensor, path[-1]):
                 saved[storage._cdata] = path[-1], _bytes_on_cuda(tensor, path[-1])
                 held.append(tensor)
             return tensor
@@ -119,9 +119,9 @@ def _leaving(path: list[str]) -> Callable[..., None]:
     return leave
 
 
-def _on_host(tensor: Any) -> bool:
+def _on_host(tensor: Any, path: str) -> bool:
     """Whether it is the number by which Gemma scales its embedding: created in Python, so on the host."""
-    return bool(tensor.dim() == 0 and tensor.dtype is torch.bfloat16)
+    return bool(tensor.dim() == 0 and tensor.dtype is torch.bfloat16 and path == "model")
 
 
 def _bytes_on_cuda(tensor: Any, path: str) -> int:
