@@ -55,6 +55,16 @@ def test_default_folder_names_model_batch_length_and_gpu(
     assert read_trace(tmp_path / "tiny-llama-b2-t32-h100").info.dtype == "float32"
 
 
+def test_t5_is_built_with_eager_attention_and_refuses_another(tmp_path: Path) -> None:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
+    done = simgpu("zoo", "build", tmp_path / "config.json", *USUAL, "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.stderr
+    assert "32 tokens a sample and as many labels, eager attention" in read_trace(tmp_path / "out").info.notes
+    done = simgpu("zoo", "build", tmp_path / "config.json", *USUAL, "--attention", "sdpa", "-o", tmp_path / "out")
+    assert done.exit_code != 0 and "T5 has no sdpa attention" in done.stderr
+
+
 def test_written_trace_runs(model: Path, tmp_path: Path) -> None:
     simgpu("zoo", "build", model, *USUAL, "-o", tmp_path / "out")
     done = simgpu("run", "--trace", tmp_path / "out", "--node", "h100", "--policy", "checkpoint", "--json")

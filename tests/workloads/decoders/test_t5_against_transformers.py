@@ -59,9 +59,8 @@ def block_of(path: str) -> str:
     return ".".join(parts[:3]) if "block" in parts else path
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "google-t5/t5-small" else [pytest.mark.slow]) for name in PUBLISHED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_and_saved_tensors_of_published_t5_equal_those_of_autograd(name: str) -> None:
     values = {**PUBLISHED[name][0], "decoder_start_token_id": 0}
     mine, theirs = built(values, LENGTH, batch=BATCH), expected(values, BATCH, LENGTH, attention="eager")
