@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from simgpu.cli.validate_public import public
 from simgpu.validation.public.coverage import coverage
 from simgpu.validation.public.rows import published_rows
-from simgpu.validation.public.selection import MIXED, MODELLED, UNSTATED, Reason, Subject, reasons
+from simgpu.validation.public.selection import MIXED, MODELLED, UNSTATED, Reason, Subject, baselines, pairs, reasons
 
 SOURCE = Path(__file__).parents[3] / "shared" / "data" / "measured" / "tables.yaml"
 ROWS = published_rows()
@@ -55,6 +55,28 @@ def test_the_rule_looks_at_no_measured_value() -> None:
             tokens_per_second=None if row.tokens_per_second is None else row.tokens_per_second / 3,
         )
         assert [reasons(row, subject) for subject in Subject] == [reasons(other, subject) for subject in Subject]
+
+
+def test_a_baseline_has_fewest_options_of_its_group_and_no_baseline() -> None:
+    found, rows = baselines(ROWS), {row.id: row for row in ROWS}
+    for name, baseline in found.items():
+        assert baseline.id not in found and len(baseline.uses) <= len(rows[name].uses)
+        assert (baseline.group, baseline.config, baseline.tokens) == (
+            rows[name].group,
+            rows[name].config,
+            rows[name].tokens,
+        )
+    assert Counter(baseline.id for baseline in found.values()) == {
+        **{"t-148": 6, "t-039": 2, "t-052": 1, "t-088": 1},
+        **{"t-205": 1, "t-231": 1, "t-237": 1},
+    }
+
+
+def test_pairs_are_ordered_by_the_measured_value_within_a_group() -> None:
+    """Of 1, 1.01, 2 and 3 in a group, the first two are not ordered; another group has no part in it."""
+    values = {"t-149": 3.0, "t-150": 1.01, "t-151": 1.0, "t-152": 2.0, "t-039": 0.5}
+    ordered = {("t-150", "t-152"), ("t-150", "t-149"), ("t-151", "t-152"), ("t-151", "t-149"), ("t-152", "t-149")}
+    assert {(smaller.id, larger.id) for smaller, larger in pairs(ROWS, values)} == ordered
 
 
 def test_comparable_rows_are_those_of_the_first_rule() -> None:

@@ -1,12 +1,13 @@
 """The rule that selects published rows for a comparison: by model, GPU, memory kind and options, never by error.
 
 A row is *comparable* if its source says what a prediction needs. Of those, a row is *covered* if simgpu models its
-options and follows its model. Every covered row is predicted and counts; every other one is listed with its reasons.
+options and follows its model; for a time, also all that takes time in the project's loop. Every covered row is predicted
+and counts; every other one is listed with its reasons. Which rows are compared with each other: `baselines`, `pairs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from simgpu.validation.public.rows import PublishedRow
@@ -64,6 +65,11 @@ FOLLOWED = {
     ),
 }
 
+#: Projects whose loops are followed in all that takes time, such as gradient clipping.
+TIMED = frozenset({"transformers"})
+#: Two measured values that differ by no more than this share of the smaller are not ordered.
+MARGIN = 0.02
+
 
 def reasons(row: PublishedRow, subject: Subject) -> tuple[Reason, ...]:
     """Why a row is not compared, all that its source lacks before what simgpu lacks; empty for a covered row.
@@ -104,5 +110,40 @@ def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.OPTION
     if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
-    if subject is Subject.TIME:
+    if subject is Subject.TIME and row.project not in TIMED:
         yield Reason.TIMES
+
+
+def baselines(rows: Iterable[PublishedRow]) -> dict[str, PublishedRow]:
+    """The baseline of each row whose slowdown is compared, by the row's id.
+
+    Rows that are comparable in time, of one group, model and length, differ in options only. The baseline is that with
+    fewest options, the first of them in the file; a row without others, and the baseline itself, have none.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> baselines(published_rows())["t-206"].id
+    't-205'
+    """
+    alike: dict[object, list[PublishedRow]] = {}
+    for row in rows:
+        if row.group is not None and row.gpus == 1 and not any(_lacks_of_row(row, Subject.TIME)):
+            alike.setdefault((row.group, row.config, row.node, row.tokens), []).append(row)
+    found = {}
+    for each in alike.values():
+        baseline = min(each, key=lambda row: len(row.uses))
+        found |= {row.id: baseline for row in each if row is not baseline}
+    return found
+
+
+def pairs(rows: Iterable[PublishedRow], values: Mapping[str, float]) -> list[tuple[PublishedRow, PublishedRow]]:
+    """Pairs of rows of one group, the smaller measured value first; those that differ by at most `MARGIN` are none.
+
+    values: measured, by the row's id; a row without one is in no pair.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> [(a.id, b.id) for a, b in pairs(published_rows(), {"t-148": 113.0, "t-149": 129.0, "t-150": 130.0})]
+    [('t-148', 't-149'), ('t-148', 't-150')]
+    """
+    valued = [row for row in rows if row.group is not None and row.id in values]
+    both = [(a, b) for a in valued for b in valued if a.group == b.group and values[a.id] < values[b.id]]
+    return [(a, b) for a, b in both if values[b.id] > (1 + MARGIN) * values[a.id]]
