@@ -67,8 +67,13 @@ def test_a_baseline_has_fewest_options_of_its_group_and_no_baseline() -> None:
             rows[name].tokens,
         )
     assert Counter(baseline.id for baseline in found.values()) == {
-        **{"t-148": 6, "t-039": 2, "t-052": 1, "t-088": 1},
-        **{"t-205": 1, "t-231": 1, "t-237": 1},
+        "t-148": 6,
+        "t-039": 2,
+        "t-052": 1,
+        "t-088": 1,
+        "t-205": 1,
+        "t-231": 1,
+        "t-237": 1,
     }
 
 

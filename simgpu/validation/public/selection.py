@@ -1,8 +1,8 @@
 """The rule that selects published rows for a comparison: by model, GPU, memory kind and options, never by error.
 
 A row is *comparable* if its source says what a prediction needs. Of those, a row is *covered* if simgpu models its
-options and follows its model; for a time, also all that takes time in the project's loop. Every covered row is predicted
-and counts; every other one is listed with its reasons. Which rows are compared with each other: `baselines`, `pairs`.
+options and follows its model; for a time, also all that takes time in the project's loop. Every covered row is
+predicted and counts; every other one is listed with its reasons. Rows that are compared: `baselines`, `pairs`.
 """
 
 from __future__ import annotations

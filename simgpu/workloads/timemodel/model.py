@@ -6,8 +6,11 @@ fraction, by smooth laws:
 
 - a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (m: the longer side of
   the result), for partly filled tiles and short loops;
-- and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one; sums
-  longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
+- and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one (fewer
+  in a single-precision product of matrices, whose library has smaller tiles); sums longer than `split_depth` are split
+  into parts of that length (k above), and each part counts as a result;
+- but no longer than without tiles, if every multiplication reads its two values from memory: tiny products, such as
+  those of a classifier's two labels, have kernels without tiles;
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
   which a board's power limit lowers), by default the architecture's share of the matrix units' rate;
 - fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
@@ -155,24 +158,27 @@ class TimeModel:
             return self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
         return rate * (self.architecture.half_products or share)
 
-    def _direction_share(self, operation: Operation, on_matrix_units: bool) -> float:
-        """Fraction of the forward rate in a product's direction; 1 for half-precision products of matrices.
+    def _direction_share(self, operation: Operation) -> float:
+        """Fraction of the forward rate in a product's direction; 1 for products of matrices.
 
         In backward, such a product has other sides but the same kernels; the fitted fractions are of convolutions,
         mostly.
         """
-        if on_matrix_units and operation.convolution is None and operation.dtype != "float32":
-            return 1.0
-        return self.parameters.directions[operation.direction]
+        return 1.0 if operation.convolution is None else self.parameters.directions[operation.direction]
 
     def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
-        itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
         if not work.product_flops:  # of an empty batch
             return work.kernels * self.architecture.launch
-        share = self.parameters.algorithms[work.name] * self._direction_share(operation, on_matrix_units)
+        share = self.parameters.algorithms[work.name] * self._direction_share(operation)
         rate = self._peak(operation, on_matrix_units) * share
-        arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
-        bandwidth = self._bandwidth(operation)
+        bandwidth, half = self._bandwidth(operation), self._half(operation, on_matrix_units)
+        arithmetic = (
+            work.times * work.product_flops * self._padding(work.product) * self._idle(work.product, half) / rate
+        )
+        if operation.convolution is None:
+            untiled = 2 * work.product.macs * itemsize + self.parameters.in_flight * self.multiprocessors
+            arithmetic = min(arithmetic, untiled / bandwidth)
         # Matrix units need channels last and frameworks store channels first: operands and result are reordered.
         reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
         around = max(
@@ -193,10 +199,11 @@ class TimeModel:
             fp32, table = self.fp32_rate, self.parameters.attention
             seconds = fused_seconds(shape, operation.direction, rate, fp32, self.multiprocessors, shares, table)
         else:
-            kept = operation.flops / (rate * self._direction_share(operation, on_matrix_units))
+            kept = operation.flops / (rate * self._direction_share(operation))
             products = products_of_attention(shape, operation.direction)
             whole = sum(each.macs for each in products)
-            slowed = sum(each.macs * self._padding(each) * self._idle(each) for each in products)
+            half = self._half(operation, on_matrix_units)
+            slowed = sum(each.macs * self._padding(each) * self._idle(each, half) for each in products)
             seconds = kept * slowed / whole
         return launch + ceil(max(seconds, operation.bytes / self._bandwidth(operation)) * 1e9)
 
@@ -213,11 +220,16 @@ class TimeModel:
         depth = min(float(product.k), self.parameters.split_depth)
         return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / depth)
 
-    def _idle(self, product: GemmShape) -> float:
+    def _half(self, operation: Operation, on_matrix_units: bool) -> float:
+        """Results of a multiprocessor at which a product runs at half its full rate."""
+        half = self.parameters.halves
+        return half.results if on_matrix_units or operation.convolution is not None else half.products
+
+    def _idle(self, product: GemmShape, half: float) -> float:
         """Slowdown factor of a product whose results do not fill the multiprocessors."""
         parts = max(1.0, product.k / self.parameters.split_depth)
         results = product.count * product.m * product.n * parts
-        return sqrt(1 + (self.parameters.halves.results * self.multiprocessors / results) ** 2)
+        return sqrt(1 + (half * self.multiprocessors / results) ** 2)
 
     def _bandwidth(self, operation: Operation) -> float:
         shares = self.parameters.kinds[operation.kind]
