@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from simgpu.cli.screen import Screen, progress, quiet_option, table
+from simgpu.cli.validate_public_times import print_times, times_document
 from simgpu.units import format_bytes
 from simgpu.validation.public.coverage import Coverage, coverage
 from simgpu.validation.public.predicted import (
@@ -20,6 +21,7 @@ from simgpu.validation.public.predicted import (
 )
 from simgpu.validation.public.rows import PublishedRow, published_rows
 from simgpu.validation.public.selection import Subject, reasons
+from simgpu.validation.public.times import ComparedTime, compared_times, predict_time, stored_times, timed_rows
 from simgpu.version import __version__
 
 
@@ -38,17 +40,20 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
     simgpu validate public
     simgpu validate public --rows
     """
-    rows, covered = published_rows(), covered_rows()
-    predictions = dict(stored_predictions())
+    rows, covered, timed = published_rows(), covered_rows(), timed_rows()
+    predictions, predicted_times = dict(stored_predictions()), dict(stored_times())
     if again:
         with progress(quiet) as say:
             for number, row in enumerate(covered, start=1):
                 say(f"predicting {row.id}, {row.model}, {number} of {len(covered)}")
                 predictions[row.id] = predict(row)
-    peaks = compared(covered, predictions)
+            for number, row in enumerate(timed, start=1):
+                say(f"predicting the time of {row.id}, {row.model}, {number} of {len(timed)}")
+                predicted_times[row.id] = predict_time(row)
+    peaks, times = compared(covered, predictions), compared_times(timed, predicted_times)
     parts = [coverage(rows, subject) for subject in Subject]
     if as_json:
-        click.echo(json.dumps(_document(rows, parts, peaks), indent=2))
+        click.echo(json.dumps(_document(rows, parts, peaks, times), indent=2))
         return
     screen = Screen()
     titles = ("row", "model", "published", "", "predicted", "error")
@@ -59,6 +64,7 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
     for cause in dict.fromkeys(peak.cause for peak in peaks if peak.cause):
         screen.print(f"{', '.join(dict.fromkeys(peak.row.id for peak in peaks if peak.cause == cause))}: {cause}")
     screen.print()
+    print_times(screen, times, peaks)
     for part in parts:
         screen.print(
             f"{part.subject.value}: {part.covered} of {part.comparable} comparable rows are covered, of {part.rows}"
@@ -102,7 +108,9 @@ def _listed(row: PublishedRow) -> tuple[str, ...]:
     return row.id, row.project, row.model, *(each[0].value if each else "covered" for each in found)
 
 
-def _document(rows: list[PublishedRow], parts: list[Coverage], peaks: Sequence[ComparedPeak]) -> dict[str, object]:
+def _document(
+    rows: list[PublishedRow], parts: list[Coverage], peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]
+) -> dict[str, object]:
     return {
         "simgpu": __version__,
         "median_error": median_error(peaks),
@@ -118,6 +126,7 @@ def _document(rows: list[PublishedRow], parts: list[Coverage], peaks: Sequence[C
             }
             for peak in peaks
         ],
+        **times_document(times, peaks),
         "coverage": [
             {
                 "subject": part.subject.value,

@@ -7,6 +7,7 @@ through the next forward pass; here they are freed before backward, which has th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from simgpu.recorder.model_packages import transformers_package
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
+from simgpu.validation.public.trainer import TrainerOptimizer
 
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 _ACCUMULATED = 4
@@ -52,6 +54,11 @@ def bert_loop(row: PublishedRow) -> Loop:
         zero_grad="before-backward",
         grad_scaler=half,
     )
+
+
+def timed_bert_loop(row: PublishedRow) -> Loop:
+    """The same with all that takes time in the Trainer's step."""
+    return replace(bert_loop(row), optimizer=partial(TrainerOptimizer, adafactor="adafactor" in row.uses))
 
 
 def _made(checkpoints: bool, half: bool, tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:

@@ -6,11 +6,11 @@ fraction, by smooth laws:
 
 - a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (m: the longer side of
   the result), for partly filled tiles and short loops;
-- and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one (fewer
-  in a single-precision product of matrices, whose library has smaller tiles); sums longer than `split_depth` are split
-  into parts of that length (k above), and each part counts as a result;
-- but no longer than without tiles, if every multiplication reads its two values from memory: tiny products, such as
-  those of a classifier's two labels, have kernels without tiles;
+- and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one; sums
+  longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
+- products of matrices follow measured rates instead where `Products.MEASURED` is chosen, as for recorded models: they
+  have one rate in all directions, and an h of their own without matrix units; tiny ones, such as those of a classifier
+  of two labels, take no longer than if every multiplication read its two values from memory, without tiles;
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
   which a board's power limit lowers), by default the architecture's share of the matrix units' rate;
 - fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
@@ -63,6 +63,13 @@ class Tf32(StrEnum):
     ALL = "all"
 
 
+class Products(StrEnum):
+    """Where the laws of small products of matrices, and of those of backward, come from."""
+
+    FITTED = "fitted"  # with the convolutional networks of the zoo, whose last layers they are
+    MEASURED = "measured"
+
+
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """One way to compute a convolution: its name, duration and workspace."""
@@ -86,6 +93,7 @@ class TimeModel:
     without: frozenset[str]
     workspace_limit: int
     task_limit: int | None = None
+    products: Products = Products.FITTED
 
     def duration_ns(self, operation: Operation) -> int:
         """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
@@ -158,25 +166,29 @@ class TimeModel:
             return self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
         return rate * (self.architecture.half_products or share)
 
-    def _direction_share(self, operation: Operation) -> float:
-        """Fraction of the forward rate in a product's direction; 1 for products of matrices.
+    def _is_measured(self, operation: Operation) -> bool:
+        return self.products is Products.MEASURED and operation.convolution is None
+
+    def _direction_share(self, operation: Operation, on_matrix_units: bool) -> float:
+        """Fraction of the forward rate in a product's direction; 1 for half-precision products of matrices.
 
         In backward, such a product has other sides but the same kernels; the fitted fractions are of convolutions,
         mostly.
         """
-        return 1.0 if operation.convolution is None else self.parameters.directions[operation.direction]
+        is_half = on_matrix_units and operation.convolution is None and operation.dtype != "float32"
+        return 1.0 if is_half or self._is_measured(operation) else self.parameters.directions[operation.direction]
 
     def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
         itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
         if not work.product_flops:  # of an empty batch
             return work.kernels * self.architecture.launch
-        share = self.parameters.algorithms[work.name] * self._direction_share(operation)
+        share = self.parameters.algorithms[work.name] * self._direction_share(operation, on_matrix_units)
         rate = self._peak(operation, on_matrix_units) * share
         bandwidth, half = self._bandwidth(operation), self._half(operation, on_matrix_units)
         arithmetic = (
             work.times * work.product_flops * self._padding(work.product) * self._idle(work.product, half) / rate
         )
-        if operation.convolution is None:
+        if self._is_measured(operation):
             untiled = 2 * work.product.macs * itemsize + self.parameters.in_flight * self.multiprocessors
             arithmetic = min(arithmetic, untiled / bandwidth)
         # Matrix units need channels last and frameworks store channels first: operands and result are reordered.
@@ -199,7 +211,7 @@ class TimeModel:
             fp32, table = self.fp32_rate, self.parameters.attention
             seconds = fused_seconds(shape, operation.direction, rate, fp32, self.multiprocessors, shares, table)
         else:
-            kept = operation.flops / (rate * self._direction_share(operation))
+            kept = operation.flops / (rate * self._direction_share(operation, on_matrix_units))
             products = products_of_attention(shape, operation.direction)
             whole = sum(each.macs for each in products)
             half = self._half(operation, on_matrix_units)
@@ -223,7 +235,7 @@ class TimeModel:
     def _half(self, operation: Operation, on_matrix_units: bool) -> float:
         """Results of a multiprocessor at which a product runs at half its full rate."""
         half = self.parameters.halves
-        return half.results if on_matrix_units or operation.convolution is not None else half.products
+        return half.products if self._is_measured(operation) and not on_matrix_units else half.results
 
     def _idle(self, product: GemmShape, half: float) -> float:
         """Slowdown factor of a product whose results do not fill the multiprocessors."""
@@ -252,6 +264,7 @@ def time_model(
     without: Iterable[str] = (),
     workspace_limit: int = WORKSPACE_LIMIT,
     task_limit: int | None = None,
+    products: Products = Products.FITTED,
     parameters: Parameters | None = None,
 ) -> TimeModel:
     """The time model of a GPU.
@@ -261,6 +274,7 @@ def time_model(
     workspace_limit: bytes; algorithms that need more are not used.
     task_limit: bytes of a convolution's inputs, result and workspace together; None for no limit. Algorithms that need
     more are not used, but for those without a workspace.
+    products: laws of products of matrices.
     parameters: by default the table shipped with simgpu.
 
     Raises `InputError` for values missing in the GPU's description, an architecture without parameters, and for unknown
@@ -306,4 +320,5 @@ def time_model(
         lacking,
         workspace_limit,
         task_limit,
+        products,
     )

@@ -35,7 +35,7 @@ class Halves(FileModel):
     columns: Count = Field(description="shorter side of the result")
     depth: Count = Field(description="length of the sums")
     results: Count = Field(description="results per multiprocessor; each part of a split sum counts as a result")
-    products: Count = Field(description="the same for products of matrices without matrix units")
+    products: Count = Field(description="the same for measured products without matrix units")
 
 
 class KindShares(FileModel):

@@ -14,7 +14,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Phase
 from simgpu.workloads.calibration.recorded_samples import operations_by_phase
 from simgpu.workloads.timemodel.formats import model_notes
-from simgpu.workloads.timemodel.model import Tf32, TimeModel, time_model
+from simgpu.workloads.timemodel.model import Products, Tf32, TimeModel, time_model
 from simgpu.workloads.timemodel.operation import ConvolutionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.workloads.timemodel.parameters import load_parameters
 
@@ -91,7 +91,7 @@ def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
     model, halves = time_model(V100), PARAMETERS.halves
     few = gemm(512, 256, depth)
     parts = max(1, depth / PARAMETERS.split_depth)
-    idle = (1 + (halves.products * V100.multiprocessors / (512 * 256 * parts)) ** 2) ** 0.5
+    idle = (1 + (halves.results * V100.multiprocessors / (512 * 256 * parts)) ** 2) ** 0.5
     padding = (1 + halves.rows / 512) * (1 + halves.columns / 256) * (1 + halves.depth * parts / depth)
     full = few.flops / (V100.fp32_rate * model.architecture.compute) * 1e9
     assert abs(model.duration_ns(few) - full * idle * padding - model.architecture.launch) <= 1
@@ -99,11 +99,8 @@ def test_few_outputs_leave_multiprocessors_idle(depth: int) -> None:
 
 
 def test_the_three_directions_of_a_convolution_have_different_durations() -> None:
-    def square(direction: Direction) -> Operation:
-        return convolution(256, direction, in_channels=1024, out_channels=1024, kernel=(1, 1), padding=(0, 0))
-
     model = time_model(V100)
-    forward, data, weights = (model.duration_ns(square(direction)) for direction in Direction)
+    forward, data, weights = (model.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction)
     shares = PARAMETERS.directions
     assert forward < data
     assert forward < weights
@@ -180,20 +177,11 @@ def test_large_half_precision_products_sustain_the_rate_that_the_board_states() 
 
 
 @pytest.mark.parametrize("name", ["a100", "rtx4090", "h100", "gb200", "mi300x"])
-def test_products_run_at_one_rate_in_all_directions(name: str) -> None:
-    """Those of backward are products of other sides; the fitted fractions are of convolutions."""
+def test_half_precision_products_run_at_one_rate_in_all_directions(name: str) -> None:
+    """Those of backward are products of other sides; single-precision ones keep the fitted fractions."""
     model = time_model(load_node(name).gpu)
     assert len({model.duration_ns(halved(gemm(4096, 4096, 4096, direction))) for direction in Direction}) == 1
-    assert len({model.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction}) == 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_tiny_product_takes_no_longer_than_without_tiles(dtype: str) -> None:
-    """A classifier of two labels: 2 x 4 x 1024 multiplications, each of which reads two values, and a launch."""
-    model, head = time_model(V100), gemm(4, 2, 1024, dtype=dtype)
-    read = 2 * 4 * 2 * 1024 * (4 if dtype == "float32" else 2) + PARAMETERS.in_flight * V100.multiprocessors
-    bandwidth = V100.dram_bandwidth * model.architecture.memory * PARAMETERS.kinds[OperationKind.GEMM].forward
-    assert 0 <= model.duration_ns(head) - model.architecture.launch - read / bandwidth * 1e9 < 1
+    assert len({model.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction}) == 3
 
 
 def test_the_sustained_rate_does_not_change_other_kernels() -> None:
@@ -235,9 +223,7 @@ def test_a_bfloat16_convolution_before_ampere_unfolds_images_one_by_one() -> Non
     assert [each.name for each in model.algorithms(replace(shape, dtype="float16"))] != ["gemm"]
     one = GemmShape(3136, 128, 576)
     share = PARAMETERS.algorithms["gemm"]
-    arithmetic = (
-        8 * 2 * one.macs * model._padding(one) * model._idle(one, PARAMETERS.halves.results) / (V100.fp32_rate * share)
-    )
+    arithmetic = 8 * 2 * one.macs * model._padding(one) * model._idle(one) / (V100.fp32_rate * share)
     arithmetic /= model.architecture.compute
     moved = 8 * 2 * 2 * 576 * 3136 / (V100.dram_bandwidth * model.architecture.memory)
     assert abs(only.duration_ns - 16 * model.architecture.launch - (arithmetic + moved) * 1e9) <= 1
@@ -341,3 +327,20 @@ def test_zoo_convolutions_are_priced_with_their_bias(network: str, has_bias: boo
         assert operation.convolution is not None
         result = 4 * operation.results
         assert operation.added_bytes == (2 * result + 4 * operation.convolution.out_channels if has_bias else 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_tiny_measured_product_takes_no_longer_than_without_tiles(dtype: str) -> None:
+    """A classifier of two labels: 2 x 4 x 1024 multiplications, each of which reads two values, and a launch."""
+    model, head = time_model(V100, products=Products.MEASURED), gemm(4, 2, 1024, dtype=dtype)
+    read = 2 * 4 * 2 * 1024 * (4 if dtype == "float32" else 2) + PARAMETERS.in_flight * V100.multiprocessors
+    bandwidth = V100.dram_bandwidth * model.architecture.memory * PARAMETERS.kinds[OperationKind.GEMM].forward
+    assert 0 <= model.duration_ns(head) - model.architecture.launch - read / bandwidth * 1e9 < 1
+    assert time_model(V100).duration_ns(head) > 100 * model.duration_ns(head)
+
+
+def test_measured_products_run_at_one_rate_in_all_directions_and_convolutions_as_fitted() -> None:
+    fitted, measured = (time_model(V100, products=products) for products in Products)
+    assert len({measured.duration_ns(gemm(4096, 4096, 4096, direction)) for direction in Direction}) == 1
+    for direction in Direction:
+        assert fitted.duration_ns(convolution(8, direction)) == measured.duration_ns(convolution(8, direction))

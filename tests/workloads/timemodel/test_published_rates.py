@@ -17,7 +17,7 @@ from statistics import median
 
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
-from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.model import Products, time_model
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
 
 TERA = 10**12
@@ -87,7 +87,7 @@ SMALL = {"a10g": 17.75 / 23.23, "h100": 37.39 / 51.81, "h100-pcie": 27.44 / 36.9
 def _gemm(gpu: GpuSpec, m: int, n: int, k: int, dtype: str = "bfloat16") -> float:
     shape, moved = GemmShape(m, n, k), (4 if dtype == "float32" else 2) * (m * k + k * n + m * n)
     work = Operation(OperationKind.GEMM, 2 * shape.macs, moved, m * n, gemm=shape, dtype=dtype)
-    return work.flops / time_model(gpu).duration_ns(work) / 1e3
+    return work.flops / time_model(gpu, products=Products.MEASURED).duration_ns(work) / 1e3
 
 
 def _attention(gpu: GpuSpec, heads: int, tokens: int, width: int, variant: str, *, backward: bool) -> float:
