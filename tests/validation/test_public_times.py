@@ -94,6 +94,25 @@ def test_the_command_has_times_slowdowns_and_orders() -> None:
     assert "slowdown: 6 of 13 comparable rows are covered" in shown
 
 
+@pytest.mark.skipif(not installed("torch"), reason="needs the extra 'record'")
+def test_the_trainers_step_clips_to_a_norm_of_one_and_keeps_gradients() -> None:
+    """AdamW's first step by hand: without bias correction every weight moves by rate x 0.1 / sqrt(0.001)."""
+    torch = pytest.importorskip("torch")
+    from simgpu.validation.public.trainer import TrainerOptimizer
+
+    weights = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
+    optimizer = TrainerOptimizer(weights, adafactor=False)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, -7.0)
+    optimizer.step()
+    assert sum(float(weight.grad.square().sum()) for weight in weights) == pytest.approx(1, rel=1e-5)
+    moved = torch.cat([weight.detach().flatten() for weight in weights])
+    assert torch.allclose(moved, torch.full_like(moved, 5e-5 * 0.1 / 0.001**0.5))
+    gradients = [weight.grad for weight in weights]
+    optimizer.zero_grad(set_to_none=True)
+    assert all(weight.grad is old and not old.any() for weight, old in zip(weights, gradients, strict=True))
+
+
 @pytest.mark.skipif(
     not (installed("torch") and installed("transformers", "4.51")),
     reason="needs the extras 'record' and 'predict' with transformers 4.51",
