@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import click
 
@@ -28,9 +29,15 @@ from simgpu.version import __version__
 @click.command()
 @click.option("--rows", "list_rows", is_flag=True, help="List every row with the first reason against it.")
 @click.option("--again", is_flag=True, help="Predict again; minutes; needs the extras 'record' and 'predict'.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw predicted over published values: PNG, SVG, PDF.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
-def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
+def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet: bool) -> None:
     """Compare published measurements of training steps with predictions; say why other rows are not compared.
 
     371 rows from the documents and threads of 19 projects ship with simgpu, each with its source. A fixed rule selects
@@ -39,7 +46,12 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
     \b
     simgpu validate public
     simgpu validate public --rows
+    simgpu validate public --plot scoreboard.png
     """
+    if plot is not None:
+        from simgpu.analysis.plots import figure_format  # loads matplotlib
+
+        figure_format(plot)
     rows, covered, timed = published_rows(), covered_rows(), timed_rows()
     predictions, predicted_times = dict(stored_predictions()), dict(stored_times())
     if again:
@@ -51,6 +63,8 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
                 say(f"predicting the time of {row.id}, {row.model}, {number} of {len(timed)}")
                 predicted_times[row.id] = predict_time(row)
     peaks, times = compared(covered, predictions), compared_times(timed, predicted_times)
+    if plot is not None:
+        _draw(plot, peaks, times)
     parts = [coverage(rows, subject) for subject in Subject]
     if as_json:
         click.echo(json.dumps(_document(rows, parts, peaks, times), indent=2))
@@ -75,6 +89,13 @@ def public(list_rows: bool, again: bool, as_json: bool, quiet: bool) -> None:
     if list_rows:
         headers = ("row", "project", "model", *(subject.value for subject in Subject))
         screen.print(table(headers, map(_listed, rows), unbroken=(0,)))
+
+
+def _draw(plot: Path, peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> None:
+    from simgpu.analysis.plots import save_figure  # loads matplotlib
+    from simgpu.validation.public.figure import plot_scoreboard
+
+    save_figure(plot_scoreboard(peaks, times), plot)
 
 
 def _compared(peak: ComparedPeak) -> tuple[str, ...]:

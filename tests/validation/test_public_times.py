@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simgpu.cli.validate_public import public
+from simgpu.validation.public.figure import plot_scoreboard
 from simgpu.validation.public.predicted import compared, covered_rows, stored_predictions
 from simgpu.validation.public.times import (
     PredictedTime,
@@ -28,6 +30,7 @@ from tests.validation.test_public_predictions import installed
 
 TIMED = {row.id: row for row in timed_rows()}
 TIMES = compared_times(TIMED.values(), stored_times())
+PEAKS = compared(covered_rows(), stored_predictions())
 
 
 def test_every_covered_time_is_predicted_and_no_other() -> None:
@@ -58,7 +61,7 @@ def test_pairs_are_right_in_the_measured_order_and_wrong_in_the_reverse() -> Non
 
 
 def test_nine_of_ten_pairs_are_predicted_in_the_measured_order() -> None:
-    for order in (order_of_times(TIMES), order_of_peaks(compared(covered_rows(), stored_predictions()))):
+    for order in (order_of_times(TIMES), order_of_peaks(PEAKS)):
         assert order.pairs >= 20 and order.right >= 0.9 * order.pairs
 
 
@@ -84,6 +87,16 @@ def test_a_step_takes_at_least_its_kernels_and_at_least_its_launches(
     free, waiting = step_ns(durations, (), operator), step_ns(durations, waits, operator)
     kernels, launches = sum(durations), operator * len(durations)
     assert max(kernels, launches) <= free <= waiting <= kernels + launches
+
+
+def test_the_figure_has_a_point_for_every_published_value(tmp_path: Path) -> None:
+    drawn = plot_scoreboard(PEAKS, TIMES)
+    counts = [sum(len(line.get_xdata()) for line in ax.lines[1:]) for ax in drawn.axes]
+    assert counts == [sum(peak.published is not None for peak in PEAKS), len(TIMES)]
+    assert CliRunner().invoke(public, ["--plot", str(tmp_path / "board.svg")]).exit_code == 0
+    assert "published time of a sample (ms)" in (tmp_path / "board.svg").read_text()
+    refused = CliRunner().invoke(public, ["--plot", str(tmp_path / "board.txt")])
+    assert refused.exit_code and "is not a format of figures" in str(refused.exception)
 
 
 def test_the_command_has_times_slowdowns_and_orders() -> None:

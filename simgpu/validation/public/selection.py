@@ -128,7 +128,7 @@ def baselines(rows: Iterable[PublishedRow]) -> dict[str, PublishedRow]:
     for row in rows:
         if row.group is not None and row.gpus == 1 and not any(_lacks_of_row(row, Subject.TIME)):
             alike.setdefault((row.group, row.config, row.node, row.tokens), []).append(row)
-    found = {}
+    found: dict[str, PublishedRow] = {}
     for each in alike.values():
         baseline = min(each, key=lambda row: len(row.uses))
         found |= {row.id: baseline for row in each if row is not baseline}

@@ -26,12 +26,12 @@ class _AdamW(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 5e-5})
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of each parameter."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self._update(parameter, parameter.grad, group["lr"])
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self._update(parameter, parameter.grad, group["lr"])
 
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
         state = self.state[parameter]
@@ -68,12 +68,12 @@ def _adafactor(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return created
 
 
-@torch.no_grad()
 def _clip(gradients: list[torch.Tensor]) -> None:
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
-    scale = torch.clamp(_NORM / (norm + 1e-6), max=1.0)
-    for each in gradients:
-        each.mul_(scale)
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
+        scale = torch.clamp(_NORM / (norm + 1e-6), max=1.0)
+        for each in gradients:
+            each.mul_(scale)
 
 
 def waits(trace: Trace) -> set[int]:
