@@ -2,8 +2,8 @@
 
 Its own AdamW (`optimization.py`) or Adafactor without scaled parameters, parameter by parameter; gradients clipped to a
 norm of 1 as in PyTorch's `nn/utils/clip_grad.py`; gradients set to zero in place, to which backward adds. After each
-backward pass it looks whether the loss is a number (`logging_nan_inf_filter`), for which the host waits. Written from
-the behaviour of that version, without its text at hand.
+backward pass it looks whether the loss is a number (`logging_nan_inf_filter`), for which the host waits. Checked
+with copies of `trainer.py` and `optimization.py` in other repositories; that version itself was not at hand.
 """
 
 from __future__ import annotations
