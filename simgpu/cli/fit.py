@@ -17,7 +17,7 @@ from simgpu.experiments.fit.entry import fit
 from simgpu.experiments.fit.result import Fit
 from simgpu.io.atomic import atomic_file
 from simgpu.version import __version__
-from simgpu.workloads.decoders.modelled import DTYPES, AttentionForm
+from simgpu.workloads.decoders.options import DTYPES, AttentionForm
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 
@@ -11,7 +11,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
-from simgpu.cli.zoo_decoder import build_decoder, is_configuration, refuse_options
+from simgpu.cli.zoo_decoder import build_decoder, decoder_options, is_configuration, refuse_options
 from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
@@ -25,7 +25,6 @@ from simgpu.workloads import catalogue
 from simgpu.workloads.calibration.published import published_networks
 from simgpu.workloads.catalogue import Value
 from simgpu.workloads.compressibility.generator import with_compressibility
-from simgpu.workloads.decoders.modelled import DTYPES, AttentionForm
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.modelled import trace_name, trace_of
@@ -72,18 +71,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Choice([each.value for each in Optimizer]),
     help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration.",
 )
-@click.option("--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration.")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Number format of a configuration's weights and activations. Default: bfloat16.",
-)
-@click.option(
-    "--attention",
-    type=click.Choice([each.value for each in AttentionForm]),
-    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager for "
-    "T5, which has no other.",
-)
+@decoder_options
 @click.option(
     "--epochs",
     metavar="N",
@@ -114,14 +102,12 @@ def build(
     input: str | None,
     framework: str,
     optimizer: str | None,
-    length: int | None,
-    dtype: str | None,
-    attention: str | None,
     epochs: int | None,
     compressibility: bool,
     workspace_limit: str,
     variant: tuple[str],
     quiet: bool,
+    **of_decoder: Any,
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
@@ -138,13 +124,14 @@ def build(
         -o alexnet-b256
     simgpu zoo build ./Llama-3.1-8B/config.json --batch 1 --length 8192 \\
         --gpu h100
+    simgpu zoo build ./Llama-3.1-8B --batch 8 --length 4096 --gpu h100 \\
+        --autocast bfloat16 --micro-batches 4
     """
-    of_decoder = {"length": length, "dtype": dtype, "attention": attention}
     if is_configuration(network):
         others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}
         others |= {"compressibility": compressibility, "workspace-limit": workspace_limit != _WORKSPACE}
         refuse_options(others, "applies to networks of the zoo, not to a configuration")
-        build_decoder(network, output, force, batch, gpu, length, dtype, attention, optimizer, quiet)
+        build_decoder(network, output, force, batch, gpu, {**of_decoder, "optimizer": optimizer}, quiet)
         return
     refuse_options(of_decoder, "applies to the configuration of a transformer, not to a network of the zoo")
     limit = parse_size(workspace_limit, "--workspace-limit")

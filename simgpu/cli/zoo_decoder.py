@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
+
+import click
 
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.trace_folder import refuse_another, show_written
@@ -17,6 +20,9 @@ from simgpu.workloads.decoders.config import read_model
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
+from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, TrainingOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def is_configuration(network: str) -> bool:
@@ -29,39 +35,68 @@ def is_configuration(network: str) -> bool:
 
 
 def refuse_options(given: Mapping[str, object], what: str) -> None:
-    """Raises `InputError` for options that do not apply. given: values by name, without dashes."""
-    problems = [Problem("", f"--{name}", what, "leave it out") for name, value in given.items() if value]
+    """Raises `InputError` for options that do not apply. given: values by name, without leading dashes."""
+    problems = [
+        Problem("", f"--{name.replace('_', '-')}", what, "leave it out") for name, value in given.items() if value
+    ]
     if problems:
         raise InputError(problems)
 
 
+def decoder_options(command: F) -> F:
+    """Adds the options that apply to the configuration of a decoder only; without a value they are None."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS = (
+    click.option("--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration."),
+    click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        help="Number format of a configuration's weights and, without autocast, activations. Default: bfloat16; "
+        "float32 with --autocast.",
+    ),
+    click.option(
+        "--autocast",
+        type=click.Choice(AUTOCASTS),
+        help="Run forward and loss of a configuration under torch.autocast with this lower precision.",
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice([each.value for each in AttentionForm]),
+        help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager "
+        "for T5, which has no other.",
+    ),
+    click.option(
+        "--micro-batches",
+        metavar="K",
+        type=click.IntRange(min=1),
+        help="Gradient accumulation of a configuration: K equal parts of the batch before one optimizer step.",
+    ),
+)
+
+
 def build_decoder(
-    path: str,
-    output: Path | None,
-    force: bool,
-    batch: int,
-    gpu: str,
-    length: int | None,
-    dtype: str | None,
-    attention: str | None,
-    optimizer: str | None,
-    quiet: bool,
+    path: str, output: Path | None, force: bool, batch: int, gpu: str, given: Mapping[str, Any], quiet: bool
 ) -> None:
-    """Builds the trace of a configuration and writes its folder."""
+    """Builds the trace of a configuration and writes its folder. given: values of `decoder_options` and optimizer."""
+    training = dict(given)
+    length = training.pop("length")
     if length is None:
         raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
     with progress(quiet) as say:
         model = read_model(path)
         say(f"building {model.name}")
         folder = output or Path(f"{model.name}-b{batch}-t{length}-{Path(gpu).stem}")
-        options = {"dtype": dtype or "bfloat16", "optimizer": optimizer or "adamw"}
         device = load_node(gpu).gpu
         if isinstance(model, Decoder):
-            options["attention"] = attention or "sdpa"
-            result = decoder_iteration(model, batch=batch, length=length, gpu=device, **options)
+            options = TrainingOptions.of(training)
+            result = decoder_iteration(model, batch=batch, length=length, gpu=device, options=options)
         else:
-            options["attention"] = attention or "eager"
-            result = encoder_decoder_iteration(model, batch=batch, length=length, gpu=device, **options)
+            options = TrainingOptions.of({**training, "attention": training["attention"] or "eager"})
+            result = encoder_decoder_iteration(model, batch=batch, length=length, gpu=device, options=options)
         refuse_another(folder, force, result.trace)
         say(f"writing {folder}")
         write_trace(result.trace, folder)

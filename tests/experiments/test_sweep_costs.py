@@ -17,10 +17,12 @@ from simgpu.experiments.sweep.run import run_sweep
 from simgpu.trace.model import BlockKind, Phase, Trace
 from simgpu.workloads.decoders.config import decoder_of
 from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 from tests.cli.cli_helpers import simgpu as command
 
 SMALL = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
 SMALL |= {"num_attention_heads": 16, "vocab_size": 100, "name": "small"}
+PLAIN = TrainingOptions(optimizer="plain-sgd")
 DECODER = {key: value for key, value in SMALL.items() if key != "name"}
 OFFLOAD = "offload_activations(saved_again=offloaded)"
 LINKS = [20, 200]
@@ -43,7 +45,7 @@ def values(**changes: Any) -> dict[str, Any]:
 def test_a_trace_of_a_decoder_is_modelled_in_the_scenario() -> None:
     scenario = make_scenario({**values(), "sweep": None} | {"policies": "none"}, "an example", {"trace.length": 512})
     trace = decoder_iteration(
-        decoder_of(DECODER), batch=1, length=512, gpu=simgpu.load_node("h100").gpu, optimizer="plain-sgd"
+        decoder_of(DECODER), batch=1, length=512, gpu=simgpu.load_node("h100").gpu, options=PLAIN
     ).trace
     assert scenario.trace.name == "small-b1-t512-h100"
     assert scenario.trace.kernels == trace.kernels
@@ -96,7 +98,7 @@ def test_the_cost_of_an_offload_follows_from_quadratic_compute_and_linear_bytes(
     for link, curve in zip(LINKS, curves, strict=True):
         assert [x for x, _ in curve.points] == LENGTHS
         for length, cost in curve.points:
-            built = decoder_iteration(decoder_of(DECODER), batch=1, length=int(length), gpu=gpu, optimizer="plain-sgd")
+            built = decoder_iteration(decoder_of(DECODER), batch=1, length=int(length), gpu=gpu, options=PLAIN)
             copies = saved_bytes(built.trace) / link  # ns, at GB/s
             passes = dict.fromkeys(Phase, 0)
             for kernel in built.trace.kernels:

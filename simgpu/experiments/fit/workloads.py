@@ -17,6 +17,7 @@ from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.decoders.config import read_decoder
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 
@@ -74,7 +75,9 @@ class DecoderWorkload:
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration, as `decoder_iteration` models it."""
         assert length is not None, "a decoder's samples have a length"
-        return decoder_iteration(self.decoder, batch=batch, length=length, gpu=gpu, **options).trace
+        return decoder_iteration(
+            self.decoder, batch=batch, length=length, gpu=gpu, options=TrainingOptions.of(options)
+        ).trace
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from simgpu.trace.model import Trace
 from simgpu.workloads.decoders.config import decoder_of, read_decoder
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 
 #: The key that distinguishes such a trace from a network of the zoo.
 DECODER = "decoder"
@@ -38,8 +39,11 @@ class ModelledDecoder(FileModel):
     gpu: str | None = Field(
         default=None, min_length=1, description="the node whose GPU it is modelled for; by default the file's node"
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="bfloat16", description="number format of weights and activations"
+    dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
+        default=None, description="number format of weights; by default bfloat16, and float32 with autocast"
+    )
+    autocast: Literal["bfloat16", "float16"] | None = Field(
+        default=None, description="lower precision of torch.autocast for forward and loss; none by default"
     )
     attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="PyTorch's fused operator, or products")
     optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused"] = Field(
@@ -62,8 +66,6 @@ class ModelledDecoder(FileModel):
             batch=self.batch,
             length=self.length,
             gpu=gpu,
-            dtype=self.dtype,
-            attention=self.attention,
-            optimizer=self.optimizer,
+            options=TrainingOptions.of(self.model_dump(include=set(TrainingOptions.__dataclass_fields__))),
         )
         return replace(built.trace, name=f"{decoder.name}-b{self.batch}-t{self.length}-{gpu_name}")

@@ -26,9 +26,9 @@ from torch import nn
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import DEVICE
 from simgpu.recorder import record
+from simgpu.recorder.model_packages import transformers_package
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Trace
-from simgpu.recorder.model_packages import transformers_package
 from simgpu.validation.public.loop import PLENTY
 from simgpu.validation.public.rows import PublishedRow
 

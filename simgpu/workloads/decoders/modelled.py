@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import NamedTuple
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
@@ -14,24 +13,16 @@ from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.experts import ROUTING_NOTE
 from simgpu.workloads.decoders.iteration import iteration
+from simgpu.workloads.decoders.options import AttentionForm, TrainingOptions
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.saved import saved_tensors
-from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 from simgpu.workloads.lowering.priced import trace_of_tape
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
 
-#: Number formats of weights and activations.
-DTYPES = ("bfloat16", "float16", "float32")
 #: Larger batches and lengths are typing errors and may overflow the time model.
 _MOST = 2**40
-
-
-class AttentionForm(StrEnum):
-    """Implementations of attention in transformers."""
-
-    SDPA = "sdpa"  # PyTorch's fused operator, the default
-    EAGER = "eager"  # products, softmax and mask, one after another
+_DEFAULT = TrainingOptions()
 
 
 class SavedBlock(NamedTuple):
@@ -67,20 +58,11 @@ class DecoderIteration:
 
 
 def decoder_iteration(
-    decoder: Decoder,
-    *,
-    batch: int,
-    length: int,
-    gpu: GpuSpec,
-    dtype: str = "bfloat16",
-    attention: str = "sdpa",
-    optimizer: str = "adamw",
+    decoder: Decoder, *, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions = _DEFAULT
 ) -> DecoderIteration:
     """One training iteration of a decoder, with the kernels that PyTorch runs for the modules of transformers 4.51.
 
-    batch: samples. length: tokens in each. dtype: of weights, gradients, optimizer state and activations, one of
-    `DTYPES`. attention: a value of `AttentionForm`. optimizer: a value of
-    `simgpu.workloads.lowering.optimizer.Optimizer`.
+    batch: samples, of all micro-batches together. length: tokens in each.
     The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
     holds the logits and the loss to the end of the iteration.
     Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
@@ -93,26 +75,24 @@ def decoder_iteration(
     >>> result.parameters, result.trace.info.origin.value
     (124439808, 'modelled')
     """
-    masked = decoder.needs_mask(length)
-    fused = fused_kernel(gpu.architecture, dtype, decoder.head_width, masked=masked)
-    problems = _problems(decoder, batch, length, gpu, dtype, attention, optimizer, fused)
+    products = options.products
+    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=decoder.needs_mask(length))
+    problems = _problems(decoder, batch, length, gpu, options, fused)
     if problems:
         raise InputError(problems)
     info = TraceInfo(
         model=decoder.name,
         batch=batch,
         device=gpu.name,
-        dtype=dtype,
+        dtype=options.dtype,
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=" ".join((_notes(decoder, length, attention, optimizer), *model_notes(gpu, [dtype]))),
+        notes=" ".join((_notes(decoder, length, options), *model_notes(gpu, [products]))),
         output=OutputLife.HELD,
-        compute=dtype,
+        compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    operator = fused if attention == AttentionForm.SDPA else None
-    session = iteration(
-        decoder, batch=batch, length=length, dtype=dtype, fused=operator, optimizer=Optimizer(optimizer)
-    )
+    operator = fused if options.attention == AttentionForm.SDPA else None
+    session = iteration(decoder, batch=batch, length=length, fused=operator, options=options)
     trace = trace_of_tape(session.tape, time_model(gpu), info, decoder.name)
     trace = replace(trace, saved=saved_tensors(session))
     if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
@@ -122,46 +102,29 @@ def decoder_iteration(
 
 
 def _problems(
-    decoder: Decoder,
-    batch: int,
-    length: int,
-    gpu: GpuSpec,
-    dtype: str,
-    attention: str,
-    optimizer: str,
-    fused: str | None,
+    decoder: Decoder, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions, fused: str | None
 ) -> list[Problem]:
-    problems = [
-        Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
-        for place, value, known in (
-            ("dtype", dtype, list(DTYPES)),
-            ("attention", attention, [str(each) for each in AttentionForm]),
-            ("optimizer", optimizer, [str(each) for each in Optimizer]),
-        )
-        if value not in known
-    ]
+    problems = options.problems(decoder, batch)
     for place, value in (("batch", batch), ("length", length)):
         if not 1 <= value <= _MOST:
             problems.append(Problem("", place, f"{value} is not a number from 1 to {_MOST}", "give at least 1"))
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
-    if decoder.experts is not None and 0 in decoder.experts.rows(batch * length):
-        what = f"{batch * length} tokens are too few for the {decoder.experts.count} experts of {decoder.name}"
-        problems.append(Problem("", "length", what, "give a larger batch or length"))
-    fuses = attention == AttentionForm.SDPA
-    if not fuses and decoder.family == "gpt2":
-        problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
-    if not problems and fuses and fused is None:
-        what = f"{gpu.name} has no fused attention for {dtype} and heads of {decoder.head_width} values"
-        problems.append(Problem("", "attention", what, "give eager, or another dtype or GPU"))
+    tokens = batch * length // max(1, options.micro_batches)
+    if decoder.experts is not None and 0 in decoder.experts.rows(tokens):
+        what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
+        problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))
+    if not problems and options.attention == AttentionForm.SDPA and fused is None:
+        what = f"{gpu.name} has no fused attention for {options.products} and heads of {decoder.head_width} values"
+        problems.append(Problem("", "attention", what, "give eager, or another number format or GPU"))
     return problems
 
 
-def _notes(decoder: Decoder, length: int, attention: str, optimizer: str) -> str:
+def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
     return (
-        f"{decoder.family} from its configuration, {length} tokens a sample, {attention} attention, updated by "
-        f"{UPDATES[Optimizer(optimizer)]}. Kernels and saved tensors as PyTorch runs the modules of transformers "
+        f"{decoder.family} from its configuration, {length} tokens a sample, {options.described()}. Kernels and saved "
+        "tensors as PyTorch runs the modules of transformers "
         "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import BlockKind, Origin, OutputLife, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
-from simgpu.workloads.decoders.modelled import AttentionForm, DecoderIteration
+from simgpu.workloads.decoders.modelled import DecoderIteration
+from simgpu.workloads.decoders.options import AttentionForm, TrainingOptions
 from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.decoders.t5 import T5Model
 from simgpu.workloads.eager.engine import run_backward
 from simgpu.workloads.eager.normalization import token_loss
 from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.lowering import optimizer as step
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 from simgpu.workloads.lowering.priced import trace_of_tape
-from simgpu.workloads.lowering.tape import Value
+from simgpu.workloads.lowering.tape import TapeBlock, Value
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import time_model
 
-#: Number formats of weights and activations. In float16, transformers limits values after each part: not modelled.
-_DTYPES = ("bfloat16", "float32")
 _MOST = 2**40
+_DEFAULT = TrainingOptions(attention=AttentionForm.EAGER)
 
 
 def encoder_decoder_iteration(
@@ -35,17 +36,14 @@ def encoder_decoder_iteration(
     batch: int,
     length: int,
     gpu: GpuSpec,
-    dtype: str = "bfloat16",
-    attention: str = "eager",
-    optimizer: str = "adamw",
+    options: TrainingOptions = _DEFAULT,
 ) -> DecoderIteration:
     """One training iteration of T5, with the kernels that PyTorch runs for the modules of transformers 4.51.
 
-    batch: samples. length: tokens of each, and of each sample's labels. dtype: bfloat16 or float32, of weights,
-    gradients, optimizer state and activations. attention: eager, the only form that T5 has in transformers 4.51.
-    optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
-    The model is called without a cache and computes the loss itself, in `dtype`. The loop holds what it returns
-    (logits, loss and the encoder's result) to the end of the iteration.
+    batch: samples. length: tokens of each, and of each sample's labels. options: of number formats, bfloat16 and
+    float32 without autocast; of attention, eager, the only form that T5 has in transformers 4.51; no micro-batches.
+    The model is called without a cache and computes the loss itself, in the weights' format. The loop holds what it
+    returns (logits, loss and the encoder's result) to the end of the iteration.
     Raises `InputError` for invalid values, and if the GPU's description lacks values that the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -54,9 +52,10 @@ def encoder_decoder_iteration(
     >>> encoder_decoder_iteration(small, batch=1, length=64, gpu=load_node("h100").gpu).parameters
     60506624
     """
-    problems = _problems(batch, length, dtype, attention, optimizer)
+    problems = _problems(model, batch, length, options)
     if problems:
         raise InputError(problems)
+    dtype = options.dtype
     info = TraceInfo(
         model=model.name,
         batch=batch,
@@ -64,11 +63,11 @@ def encoder_decoder_iteration(
         dtype=dtype,
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=" ".join((_notes(length, optimizer), *model_notes(gpu, [dtype]))),
+        notes=" ".join((_notes(length, options.optimizer), *model_notes(gpu, [dtype]))),
         output=OutputLife.HELD,
         compute=dtype,
     )
-    session = _iteration(model, batch, length, dtype, Optimizer(optimizer))
+    session = _iteration(model, batch, length, dtype, Optimizer(options.optimizer))
     trace = trace_of_tape(session.tape, time_model(gpu), info, model.name)
     trace = replace(trace, saved=saved_tensors(session))
     if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
@@ -90,25 +89,26 @@ def _iteration(model: EncoderDecoder, batch: int, length: int, dtype: str, optim
     logits, encoded = module(tokens, labels)
     with session.layer("loss"):
         loss = token_loss(session, logits, labels)
-    gradients = run_backward(session, loss)
+    gradients: dict[TapeBlock, Tensor] = {}
+    run_backward(session, loss, gradients)
     of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
     step.update(tape, optimizer, weights, of_weights, states)
     logits.block.release = loss.block.release = encoded.block.release = None
     return session
 
 
-def _problems(batch: int, length: int, dtype: str, attention: str, optimizer: str) -> list[Problem]:
-    problems = []
-    if dtype == "float16":
+def _problems(model: EncoderDecoder, batch: int, length: int, options: TrainingOptions) -> list[Problem]:
+    problems = options.problems(model.decoder, batch)
+    if options.products == "float16":
         what = "T5 in float16, where transformers limits values that overflow, is not modelled"
         problems.append(Problem("", "dtype", what, "give bfloat16 or float32"))
-    elif dtype not in _DTYPES:
-        problems.append(Problem("", "dtype", f"unknown value {dtype!r}", did_you_mean(dtype, list(_DTYPES))))
-    if attention != AttentionForm.EAGER:
-        problems.append(Problem("", "attention", f"T5 has no {attention} attention in transformers 4.51", "give eager"))
-    if optimizer not in {str(each) for each in Optimizer}:
-        known = did_you_mean(optimizer, [str(each) for each in Optimizer])
-        problems.append(Problem("", "optimizer", f"unknown value {optimizer!r}", known))
+    if options.attention == AttentionForm.SDPA:
+        problems.append(Problem("", "attention", "T5 has no sdpa attention in transformers 4.51", "give eager"))
+    if options.autocast is not None:
+        problems.append(Problem("", "autocast", "T5 under autocast is not modelled", "leave it out"))
+    if options.micro_batches > 1:
+        what = "micro-batches of T5 are not modelled"
+        problems.append(Problem("", "micro_batches", what, "run the trace under the policy accumulate"))
     problems += [
         Problem("", place, f"{value} is not a number from {least} to {_MOST}", f"give at least {least}")
         for place, value, least in (("batch", batch, 1), ("length", length, 2))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
@@ -59,6 +60,7 @@ def attention(
 
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     """
+    query, key, value, *masks = lowered(session, query, key, value, *(() if mask is None else (mask,)))
     op = f"_scaled_dot_product_{kind}_attention"
     batch, heads, tokens, _ = query.shape
     seed: tuple[Sizes, str]
@@ -67,7 +69,7 @@ def attention(
     else:
         sums, seed = ceil(tokens / _ROWS) * _ROWS, ((), "int64")
     inputs = (query, key, value)
-    bias = () if mask is None else (_aligned(session, mask, heads),)
+    bias = [_aligned(session, each, heads) for each in masks]
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
     work = _work(kind, *inputs, bias[0] if bias else None, Direction.FORWARD)

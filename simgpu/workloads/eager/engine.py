@@ -16,33 +16,33 @@ from simgpu.workloads.lowering.tape import TapeBlock
 from simgpu.workloads.timemodel.operation import Direction, OperationKind
 
 
-def run_backward(session: Session, loss: Tensor) -> dict[TapeBlock, Tensor]:
-    """Puts the backward pass on the tape. Returns the gradient of each weight by the weight's block.
+def run_backward(session: Session, loss: Tensor, gradients: dict[TapeBlock, Tensor]) -> None:
+    """Puts the backward pass on the tape.
 
-    The loss's gradient, a one, is live until backward ends.
+    gradients: that of each weight by the weight's block; new ones are stored here, or added in place to those of
+    earlier micro-batches (``accumulate_grad.h``). The loss's gradient, a one, is live until backward ends.
     """
     tape = session.tape
     tape.phase, tape.layer = Phase.BACKWARD, "loss"
     (one,) = session.run("ones_like", (), ((loss.shape, loss.dtype),))
-    result = _Engine(session, loss).run(one)
+    _Engine(session, loss, gradients).run(one)
     session.keep((one,))
     _direct_products(session)
-    return result
 
 
 @dataclass(slots=True)
 class _Engine:
-    """The state of one backward pass: gradients that wait for a node, by node and slot."""
+    """The state of one backward pass: gradients that wait for a node, by node and slot; those of weights by block."""
 
     session: Session
     loss: Tensor
+    of_weight: dict[TapeBlock, Tensor]
     waiting: dict[Node, list[Tensor | None]] = field(default_factory=dict)
     missing: Counter[Node] = field(default_factory=Counter)
     holders: Counter[TapeBlock] = field(default_factory=Counter)
     ready: list[tuple[int, Node]] = field(default_factory=list)
-    of_weight: dict[TapeBlock, Tensor] = field(default_factory=dict)
 
-    def run(self, one: Tensor) -> dict[TapeBlock, Tensor]:
+    def run(self, one: Tensor) -> None:
         root = self.loss.node
         assert root is not None
         self._count(root)
@@ -50,7 +50,6 @@ class _Engine:
         heappush(self.ready, (-root.number, root))
         while self.ready:
             self._run_node(heappop(self.ready)[1])
-        return self.of_weight
 
     def _count(self, root: Node) -> None:
         """Counts for each node how many gradients it waits for."""
@@ -117,6 +116,9 @@ class _Engine:
     def _collect(self, weight: Tensor, node: Node) -> None:
         (grad,) = self.waiting.pop(node)
         assert grad is not None
+        if weight.block in self.of_weight:
+            self.session.run_in_place("add_", self.of_weight[weight.block], (grad,))
+            return
         grad.block.kind, grad.block.id = BlockKind.WEIGHT_GRADIENT, f"{weight.block.id}.grad"
         grad.block.layer = weight.block.layer
         self.of_weight[weight.block] = grad

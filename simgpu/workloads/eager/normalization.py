@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simgpu.workloads.eager.pointwise import cast, only
+from simgpu.workloads.eager.pointwise import cast, only, widened
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import contiguous, reshape
@@ -14,6 +14,7 @@ _Grads = Sequence[Tensor | None]
 
 def layer_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Over the last dimension; saves its input, and a mean and an inverse deviation per row in float32."""
+    bias, weight, x = (widened(session, each) for each in (bias, weight, x))
     rows = (*x.shape[:-1], 1)
     results = ((x.shape, x.dtype), (rows, "float32"), (rows, "float32"))
     y, *statistics = session.run("native_layer_norm", (x, weight, bias), results)

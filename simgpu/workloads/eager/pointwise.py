@@ -77,6 +77,7 @@ def mul(session: Session, first: Tensor, second: Tensor) -> Tensor:
 
 def power(session: Session, x: Tensor) -> Tensor:
     """A power above 1, as ``pow(2)``; saves its input. Backward multiplies the power below it."""
+    x = widened(session, x)
     result = elementwise(session, "pow", x)
 
     def backward(grads: _Grads) -> _Grads:
@@ -186,6 +187,11 @@ def cast(session: Session, x: Tensor, dtype: str) -> Tensor:
     return result
 
 
+def widened(session: Session, x: Tensor) -> Tensor:
+    """The operand of an operator that autocast runs in float32 (``AT_FORALL_FP32`` in ``ATen/autocast_mode.h``)."""
+    return x if session.autocast is None else cast(session, x, "float32")
+
+
 def _copy(session: Session, op: str, x: Tensor, dtype: str) -> Tensor:
     dense = is_dense(x.shape, x.strides)
     strides = x.strides if dense else elementwise_strides(x.shape, [(x.shape, x.strides)])
@@ -204,7 +210,7 @@ def cat(session: Session, parts: Sequence[Tensor]) -> Tensor:
     """Joins tensors along the last dimension; saves nothing. The gradients are views of that of the result."""
     widths = [x.shape[-1] for x in parts]
     shape: Sizes = (*parts[0].shape[:-1], sum(widths))
-    (result,) = session.run("cat", parts, ((shape, parts[0].dtype),))
+    (result,) = session.run("cat", parts, ((shape, _promoted(parts)),))
 
     def backward(grads: _Grads) -> _Grads:
         grad = only(grads)

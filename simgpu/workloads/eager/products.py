@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
@@ -18,16 +19,18 @@ _Grads = Sequence[Tensor | None]
 
 def linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``)."""
+    x, weight, *biases = lowered(session, x, weight, *(() if bias is None else (bias,)))
     is_matrix = len(x.shape) == 2
     flat = x if is_matrix else reshape(session, x, (prod(x.shape[:-1]), x.shape[-1]))
     turned = transpose(session, weight, 0, 1)
-    result = _mm(session, flat, turned) if bias is None else _addmm(session, bias, flat, turned)
+    result = _addmm(session, biases[0], flat, turned) if biases else _mm(session, flat, turned)
     return result if is_matrix else reshape(session, result, (*x.shape[:-1], weight.shape[0]))
 
 
 def transposed_linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """The product with a (width, features) weight, GPT-2's ``Conv1D``."""
-    result = _addmm(session, bias, reshape(session, x, (prod(x.shape[:-1]), x.shape[-1])), weight)
+    flat = reshape(session, x, (prod(x.shape[:-1]), x.shape[-1]))
+    result = _addmm(session, *lowered(session, bias, flat, weight))
     return reshape(session, result, (*x.shape[:-1], weight.shape[1]))
 
 
@@ -85,6 +88,7 @@ def _addmm(session: Session, bias: Tensor, first: Tensor, second: Tensor) -> Ten
 def batched_product(session: Session, first: Tensor, second: Tensor) -> Tensor:
     """``matmul`` of (batch, heads, rows, depth) and (batch, heads, depth, columns): one product per head."""
     batch: Sizes = first.shape[:2]
+    first, second = lowered(session, first, second)
     a, b = (reshape(session, x, (prod(batch), *x.shape[2:])) for x in (first, second))
     result = product(session, "bmm", a, b)
 

@@ -35,10 +35,9 @@ def saved_tensors(session: Session) -> tuple[SavedTensor, ...]:
 
 
 def _last_uses_in_forward(session: Session) -> dict[TapeBlock, int]:
-    """Position of the last kernel of forward that uses each block."""
+    """Position of the last kernel of forward, of any micro-batch, that uses each block."""
     result: dict[TapeBlock, int] = {}
     for position, kernel in enumerate(session.tape.kernels):
-        if kernel.phase is not Phase.FORWARD:
-            break
-        result |= dict.fromkeys((*kernel.reads, *kernel.writes), position)
+        if kernel.phase is Phase.FORWARD:
+            result |= dict.fromkeys((*kernel.reads, *kernel.writes), position)
     return result

@@ -11,7 +11,7 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
 from simgpu.workloads.eager.work import work_of
-from simgpu.workloads.lowering.tape import Tape
+from simgpu.workloads.lowering.tape import Tape, TapeBlock
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
@@ -32,13 +32,17 @@ class Session:
     """One iteration of a model whose operators run one after another.
 
     weights: in the order of creation, each with the layer that owns it. nodes: number of backward functions so far.
-    saves: what autograd saved for backward, in order.
+    saves: what autograd saved for backward, in order. autocast: the lower precision inside `autocasting`; None outside.
+    casts: of weights, by the weight's block, which autocast caches until it is left.
     """
 
     tape: Tape = field(default_factory=Tape)
     weights: list[Tensor] = field(default_factory=list)
     nodes: int = 0
     saves: list[Save] = field(default_factory=list)
+    autocast: str | None = None
+    casts: dict[TapeBlock, Tensor] = field(default_factory=dict)
+    _constants: dict[str, Tensor] = field(default_factory=dict)
     _path: list[str] = field(default_factory=list)
 
     @contextmanager
@@ -51,6 +55,15 @@ class Session:
         self._path.pop()
         self.tape.layer = before
 
+    @contextmanager
+    def autocasting(self, dtype: str | None) -> Iterator[None]:
+        """Inside the context, products run in this lower precision, as under ``torch.autocast``; None: no autocast."""
+        self.autocast = dtype
+        yield
+        self.keep(list(self.casts.values()))
+        self.casts.clear()
+        self.autocast = None
+
     def weight(self, name: str, shape: Sizes, dtype: str) -> Tensor:
         """A trained weight of the current layer."""
         value = self.tape.constant(f"{self.tape.layer}.{name}", shape, BlockKind.WEIGHT, dtype)
@@ -60,8 +73,11 @@ class Session:
         return result
 
     def constant(self, name: str, shape: Sizes, dtype: str, kind: BlockKind) -> Tensor:
-        """A tensor that exists before the iteration and is not trained."""
-        return Tensor(self.tape.constant(name, shape, kind, dtype).block, shape, contiguous_strides(shape))
+        """A tensor that exists before the iteration and is not trained; the same one each time for a name."""
+        if name not in self._constants:
+            block = self.tape.constant(name, shape, kind, dtype).block
+            self._constants[name] = Tensor(block, shape, contiguous_strides(shape))
+        return self._constants[name]
 
     def run(
         self,
@@ -74,7 +90,7 @@ class Session:
         priced: Sequence[Tensor] | None = None,
         pure: bool = True,
     ) -> list[Tensor]:
-        """Runs an operator that creates new tensors.
+        """Runs an operator that creates new tensors. Those without values need no block.
 
         results: shape and number format of each. strides: of those that have the first one's shape; contiguous by
         default.
@@ -83,12 +99,18 @@ class Session:
         tape = self.tape
         created = []
         for place, (shape, dtype) in enumerate(results):
-            value = tape.new(f"{tape.layer}:{op}", shape, self._kind(place, dtype), dtype)
+            block = self._new_block(f"{tape.layer}:{op}", shape, self._kind(place, dtype), dtype)
             own = strides if strides is not None and shape == results[0][0] else contiguous_strides(shape)
-            created.append(Tensor(value.block, shape, own))
+            created.append(Tensor(block, shape, own))
         work = operations or (work_of(op, reads if priced is None else priced, created, self.in_backward),)
-        tape.launch_blocks(op, work, [x.block for x in reads], [x.block for x in created], pure=pure)
+        read, written = ([x.block for x in group if x.block.bytes] for group in (reads, created))
+        tape.launch_blocks(op, work, read, written, pure=pure)
         return created
+
+    def _new_block(self, name: str, shape: Sizes, kind: BlockKind, dtype: str) -> TapeBlock:
+        if 0 in shape:
+            return TapeBlock(name, shape, dtype, kind, self.tape.layer)
+        return self.tape.new(name, shape, kind, dtype).block
 
     def run_in_place(self, op: str, target: Tensor, others: Sequence[Tensor] = ()) -> None:
         """Runs an operator that changes `target`.

@@ -19,6 +19,7 @@ from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
 from simgpu.workloads.decoders.config import read_decoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 
 NODE = simgpu.load_node("rtx4090")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -48,7 +49,9 @@ def result(model: Path) -> Fit:
 def test_the_verdict_of_each_option_is_that_of_a_scenario(model: Path, result: Fit) -> None:
     assert {row.fits for row in result} == {True, False}
     for row in result:
-        trace = decoder_iteration(read_decoder(model), batch=1, length=2048, gpu=NODE.gpu, **row.candidate.build).trace
+        trace = decoder_iteration(
+            read_decoder(model), batch=1, length=2048, gpu=NODE.gpu, options=TrainingOptions.of(row.candidate.build)
+        ).trace
         policy, parameters = row.candidate.policy, row.candidate.parameters
         config = RunConfig(pool="caching", budget="100 MiB", allocator=run_of(row).allocator or None)
         if not row.fits:
@@ -64,7 +67,9 @@ def test_a_divided_batch_takes_the_time_of_all_its_micro_batches(model: Path) ->
     row = question.row(candidates(question.workload.options)[1])
     count = run_of(row).micro_batches
     assert count > 2
-    trace = decoder_iteration(read_decoder(model), batch=8, length=1024, gpu=NODE.gpu, **row.candidate.build).trace
+    trace = decoder_iteration(
+        read_decoder(model), batch=8, length=1024, gpu=NODE.gpu, options=TrainingOptions.of(row.candidate.build)
+    ).trace
 
     def in_parts(count: int) -> simgpu.Result:
         config = RunConfig(pool="caching", budget="120 MiB", allocator=run_of(row).allocator or None)

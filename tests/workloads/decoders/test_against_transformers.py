@@ -14,6 +14,7 @@ from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.workloads.decoders.config import decoder_of
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 from tests.workloads.decoders.published import PUBLISHED
 from tests.workloads.decoders.transformers_models import expected, recorded
 
@@ -93,7 +94,8 @@ QUICK = {("llama", "bfloat16", "sdpa"), ("gpt2", "float32", "sdpa"), ("qwen2_moe
 
 
 def built(values: dict[str, Any], length: int = LENGTH, **options: Any) -> DecoderIteration:
-    return decoder_iteration(decoder_of(values), batch=BATCH, length=length, gpu=load_node("h100").gpu, **options)
+    chosen = TrainingOptions(**options)
+    return decoder_iteration(decoder_of(values), batch=BATCH, length=length, gpu=load_node("h100").gpu, options=chosen)
 
 
 def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
@@ -113,8 +115,14 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
 
     The number by which Gemma scales its embedding is on the host, and counts as device memory on fake tensors.
     """
-    mine = built(SMALL[name], dtype=dtype, attention=attention).trace
-    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, attention)
+    assert_equal(
+        built(SMALL[name], dtype=dtype, attention=attention).trace,
+        recorded(SMALL[name], BATCH, LENGTH, dtype, attention),
+    )
+
+
+def assert_equal(mine: Trace, theirs: Trace) -> None:
+    """Kernels of each phase, and the peak, but for numbers on the host."""
     for phase in Phase:
         kernels = [
             [signature(kernel, trace) for kernel in trace.kernels if kernel.phase is phase] for trace in (mine, theirs)
@@ -128,10 +136,13 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
 def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
-    """By their bytes, layer, and the numbers of the kernels."""
-    values = SMALL[name]
+    assert_saved_alike(built(SMALL[name]).trace, recorded(SMALL[name], BATCH, LENGTH))
+
+
+def assert_saved_alike(mine: Trace, theirs: Trace) -> None:
+    """Saved tensors by their bytes, layer, and the numbers of the kernels."""
     rows = []
-    for trace in (built(values).trace, recorded(values, BATCH, LENGTH)):
+    for trace in (mine, theirs):
         number = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
         rows.append(
             sorted(

@@ -13,6 +13,7 @@ from simgpu.trace.model import BlockKind, Phase
 from simgpu.trace.stats import trace_stats
 from simgpu.workloads.decoders.config import decoder_of
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 from tests.workloads.decoders.published import PUBLISHED
 
 SMALL = {
@@ -26,8 +27,9 @@ SMALL = {
 
 
 def built(values: dict[str, Any], length: int = 32, **options: Any) -> DecoderIteration:
-    given = {"batch": 2, "length": length, "gpu": load_node("h100").gpu, **options}
-    return decoder_iteration(decoder_of(values), **given)
+    given = {name: options.pop(name) for name in ("batch", "gpu") if name in options}
+    given = {"batch": 2, "length": options.pop("length", length), "gpu": load_node("h100").gpu, **given}
+    return decoder_iteration(decoder_of(values), **given, options=TrainingOptions(**options))
 
 
 #: Building these takes seconds: their thousands of experts have a kernel for every operator.
@@ -118,6 +120,8 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"batch": 0}, "batch: 0 is not a number from 1"),
         ({"dtype": "float8"}, "dtype: unknown value 'float8'"),
         ({"attention": "flash"}, "attention: unknown value 'flash'"),
+        ({"autocast": "float8"}, "autocast: unknown value 'float8'"),
+        ({"micro_batches": 3}, "a batch of 2 cannot be split into 3 equal micro-batches; give a divisor"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"length": 2**39}, "more bytes or operations than a trace can hold"),
         ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),

@@ -13,6 +13,7 @@ from simgpu.workloads.decoders.config import model_of
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
 from simgpu.workloads.decoders.modelled import DecoderIteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 
 SMALL = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
 
@@ -39,7 +40,9 @@ PUBLISHED = {
 def built(values: dict[str, Any], length: int = 32, **options: Any) -> DecoderIteration:
     model = model_of(values)
     assert isinstance(model, EncoderDecoder)
-    return encoder_decoder_iteration(model, **{"batch": 2, "length": length, "gpu": load_node("h100").gpu, **options})
+    given = {name: options.pop(name) for name in ("batch", "gpu") if name in options}
+    given = {"batch": 2, "length": options.pop("length", length), "gpu": load_node("h100").gpu, **given}
+    return encoder_decoder_iteration(model, **given, options=TrainingOptions(**{"attention": "eager"} | options))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -136,18 +136,38 @@ def _bytes_on_cuda(tensor: Any, path: str) -> int:
 
 
 def recorded(
-    values: dict[str, Any], batch: int, length: int, dtype: str = "bfloat16", attention: str = "sdpa"
+    values: dict[str, Any],
+    batch: int,
+    length: int,
+    dtype: str = "bfloat16",
+    attention: str = "sdpa",
+    *,
+    changed: Callable[[Any], Any] = lambda module: module,
+    **options: Any,
 ) -> Trace:
-    """One training iteration with AdamW, followed on fake tensors for an H100."""
+    """One training iteration with AdamW, followed on fake tensors for an H100.
+
+    changed: returns the model to train from that of the configuration. options: of `simgpu.recorder.record`.
+    """
+    samples = batch // options.get("micro_batches", 1)
 
     def workload() -> Workload:
-        tokens, labels = (torch.zeros(batch, length, dtype=torch.int64) for _ in range(2))
-        return Workload(
-            model(values, dtype, attention), {"input_ids": tokens, "labels": labels}, (), lambda output: output.loss
-        )
+        tokens, labels = (torch.zeros(samples, length, dtype=torch.int64) for _ in range(2))
+        module = changed(model(values, dtype, attention))
+        return Workload(module, {"input_ids": tokens, "labels": labels}, (), lambda output: output.loss)
 
     def optimizer(weights: Any) -> Any:
         return torch.optim.AdamW(weights, lr=1e-4)
 
     with balanced_routing(values):
-        return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True)
+        return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
+
+
+def autocasting(dtype: str) -> Callable[[Any], Any]:
+    """Returns a function that runs a model's forward pass, loss included, under CUDA's autocast."""
+
+    def changed(module: Any) -> Any:
+        module.forward = torch.autocast("cuda", dtype=getattr(torch, dtype))(module.forward)
+        return module
+
+    return changed
