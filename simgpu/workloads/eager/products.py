@@ -21,9 +21,13 @@ def linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor | None = No
     """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``)."""
     x, weight, *biases = lowered(session, x, weight, *(() if bias is None else (bias,)))
     is_matrix = len(x.shape) == 2
-    flat = x if is_matrix else reshape(session, x, (prod(x.shape[:-1]), x.shape[-1]))
-    turned = transpose(session, weight, 0, 1)
-    result = _addmm(session, biases[0], flat, turned) if biases else _mm(session, flat, turned)
+    rows: Sizes = (prod(x.shape[:-1]), x.shape[-1])
+    if biases:
+        flat = x if is_matrix else reshape(session, x, rows)
+        result = _addmm(session, biases[0], flat, transpose(session, weight, 0, 1))
+    else:  # the weight is transposed first, so the engine reaches it last
+        turned = transpose(session, weight, 0, 1)
+        result = _mm(session, x if is_matrix else reshape(session, x, rows), turned)
     return result if is_matrix else reshape(session, result, (*x.shape[:-1], weight.shape[0]))
 
 
