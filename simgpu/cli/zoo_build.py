@@ -126,6 +126,8 @@ def build(
         --gpu h100
     simgpu zoo build ./Llama-3.1-8B --batch 8 --length 4096 --gpu h100 \\
         --autocast bfloat16 --micro-batches 4
+    simgpu zoo build ./Llama-3.1-8B --batch 1 --length 4096 --gpu l40s \\
+        --lora 16 --lora-targets all-linear
     """
     if is_configuration(network):
         others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}

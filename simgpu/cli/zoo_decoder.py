@@ -75,6 +75,18 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         help="Gradient accumulation of a configuration: K equal parts of the batch before one optimizer step.",
     ),
+    click.option(
+        "--lora",
+        metavar="RANK",
+        type=click.IntRange(min=1),
+        help="Train only LoRA's adapters of this rank, as peft does.",
+    ),
+    click.option(
+        "--lora-targets",
+        metavar="NAMES",
+        callback=lambda _context, _option, value: value and tuple(value.split(",")),
+        help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj.",
+    ),
 )
 
 
@@ -86,6 +98,8 @@ def build_decoder(
     length = training.pop("length")
     if length is None:
         raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
+    if training["lora_targets"] and training["lora"] is None:
+        raise InputError.single("", "--lora-targets", "names layers for LoRA, which is off", "add --lora RANK")
     with progress(quiet) as say:
         model = read_model(path)
         say(f"building {model.name}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.decoders.adapters import ALL_LINEAR, Lora
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.gpt2 import Gpt2Model
 from simgpu.workloads.decoders.llama import LlamaModel
@@ -34,7 +36,11 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     """
     session = Session()
     tape, optimizer = session.tape, Optimizer(options.optimizer)
-    model = _MODELS.get(decoder.family, LlamaModel)(Build(session, decoder, options.dtype, fused))
+    lora = None if options.lora is None else Lora(options.lora, options.lora_targets)
+    build = Build(session, decoder, options.dtype, fused, lora)
+    model = _MODELS.get(decoder.family, LlamaModel)(build)
+    if lora is not None:
+        _check_targets(lora, build.linear)
     tape.layer = None
     shape = batch // options.micro_batches, length
     tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
@@ -60,6 +66,18 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     for each in held:
         each.block.release = None
     return session
+
+
+def _check_targets(lora: Lora, names: set[str]) -> None:
+    """Raises `InputError` for targets that are no linear layers of the model."""
+    known = sorted((*names, ALL_LINEAR))
+    problems = [
+        Problem("", "lora_targets", f"the model has no linear layer {each!r}", did_you_mean(each, known))
+        for each in lora.targets
+        if each not in known
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def _part(session: Session, loss: Tensor, micro_batches: int) -> Tensor:

@@ -106,6 +106,8 @@ def _problems(model: EncoderDecoder, batch: int, length: int, options: TrainingO
         problems.append(Problem("", "attention", "T5 has no sdpa attention in transformers 4.51", "give eager"))
     if options.autocast is not None:
         problems.append(Problem("", "autocast", "T5 under autocast is not modelled", "leave it out"))
+    if options.lora is not None:
+        problems.append(Problem("", "lora", "LoRA of T5 is not modelled", "leave it out"))
     if options.micro_batches > 1:
         what = "micro-batches of T5 are not modelled"
         problems.append(Problem("", "micro_batches", what, "run the trace under the policy accumulate"))

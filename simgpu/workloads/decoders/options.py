@@ -35,6 +35,8 @@ class TrainingOptions:
     attention: a value of `AttentionForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
+    lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
+    lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -45,6 +47,8 @@ class TrainingOptions:
     attention: str = "sdpa"
     optimizer: str = "adamw"
     micro_batches: int = 1
+    lora: int | None = None
+    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -75,6 +79,10 @@ class TrainingOptions:
         ]
         if self.attention == AttentionForm.EAGER and decoder.family == "gpt2":
             problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
+        if self.lora is not None and self.lora < 1:
+            problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
+        if self.lora is not None and decoder.family == "gpt2":
+            problems.append(Problem("", "lora", "LoRA of GPT-2's Conv1D layers is not modelled", "leave it out"))
         if self.micro_batches < 1 or batch % self.micro_batches:
             what = f"a batch of {batch} cannot be split into {self.micro_batches} equal micro-batches"
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
@@ -85,6 +93,9 @@ class TrainingOptions:
         parts = [f"{self.attention} attention"]
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
+        if self.lora is not None:
+            targets = ", ".join(self.lora_targets)
+            parts.append(f"LoRA of rank {self.lora} on {targets}, in float32 and without dropout, all else frozen")
         if self.micro_batches > 1:
             parts.append(f"gradients accumulated over {self.micro_batches} micro-batches")
         return f"{', '.join(parts)}, updated by {UPDATES[Optimizer(self.optimizer)]}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 from simgpu.trace.model import BlockKind
+from simgpu.workloads.decoders.adapters import Adapter, Lora
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.normalization import layer_norm, softmax
@@ -41,16 +43,19 @@ class Build:
 
     dtype: of the weights and of what is computed from them. fused: the operator for attention, a result of
     `simgpu.workloads.eager.attention.fused_kernel`; None for products and softmax one after another.
+    lora: None to train all weights. linear: names of the linear layers, as they are created.
     """
 
     session: Session
     decoder: Decoder
     dtype: str
     fused: str | None
+    lora: Lora | None = None
+    linear: set[str] = field(default_factory=set)
 
     def weight(self, name: str, *shape: int) -> Tensor:
         """A weight of the current layer."""
-        return self.session.weight(name, shape, self.dtype)
+        return self.session.weight(name, shape, self.dtype, trained=self.lora is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +66,28 @@ class Linear:
     name: str
     weight: Tensor
     bias: Tensor | None = None
+    adapter: Adapter | None = None
 
     @classmethod
     def create(cls, build: Build, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
-        """Creates the weights, (outputs, inputs) and (outputs,)."""
-        with build.session.layer(name):
-            return cls(
-                build, name, build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
-            )
+        """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter."""
+        build.linear.add(name)
+        session, lora = build.session, build.lora
+        is_adapted = lora is not None and lora.adapts(name)
+        with session.layer(name):
+            with session.layer("base_layer") if is_adapted else nullcontext():
+                weights = build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
+            adapter = Adapter.create(session, lora.rank, inputs, outputs) if lora is not None and is_adapted else None
+        return cls(build, name, *weights, adapter)
 
     def __call__(self, x: Tensor) -> Tensor:
-        with self.build.session.layer(self.name):
-            return linear(self.build.session, x, self.weight, self.bias)
+        session = self.build.session
+        with session.layer(self.name):
+            if self.adapter is None:
+                return linear(session, x, self.weight, self.bias)
+            with session.layer("base_layer"):
+                result = linear(session, x, self.weight, self.bias)
+            return self.adapter(session, x, result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,14 @@ def attention(
     """
     query, key, value, *masks = lowered(session, query, key, value, *(() if mask is None else (mask,)))
     op = f"_scaled_dot_product_{kind}_attention"
+    inputs = (query, key, value)
     batch, heads, tokens, _ = query.shape
     seed: tuple[Sizes, str]
     if kind == "flash":
         sums, seed = tokens, ((2,), "uint64")
     else:
-        sums, seed = ceil(tokens / _ROWS) * _ROWS, ((), "int64")
-    inputs = (query, key, value)
+        needs_sums = any(x.node is not None for x in inputs)  # for backward (``compute_log_sumexp``)
+        sums, seed = ceil(tokens / _ROWS) * _ROWS if needs_sums else 0, ((), "int64")
     bias = [_aligned(session, each, heads) for each in masks]
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))

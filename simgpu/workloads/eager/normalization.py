@@ -20,8 +20,10 @@ def layer_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Ten
     y, *statistics = session.run("native_layer_norm", (x, weight, bias), results)
 
     def backward(grads: _Grads) -> _Grads:
-        created = ((x.shape, x.dtype), (weight.shape, weight.dtype), (bias.shape, bias.dtype))
-        return session.run("native_layer_norm_backward", (only(grads), x, *statistics, weight, bias), created)
+        created = [(each.shape, each.dtype) for each in (x, weight, bias) if each.node is not None]
+        read = (only(grads), x, *statistics, weight, bias)
+        results = iter(session.run("native_layer_norm_backward", read, created))
+        return [None if each.node is None else next(results) for each in (x, weight, bias)]
 
     session.record((y,), (x, weight, bias), backward, (x, *statistics))
     return y

@@ -71,8 +71,13 @@ def _mm(session: Session, first: Tensor, second: Tensor) -> Tensor:
         of_first = product(session, "mm", grad, _turned(second)) if first.node is not None else None
         return of_first, of_second
 
-    session.record((result,), (first, second), backward, (first, second))
+    session.record((result,), (first, second), backward, _needed(first, second))
     return result
+
+
+def _needed(first: Tensor, second: Tensor) -> list[Tensor]:
+    """The factors of a product that the gradient of the other one needs."""
+    return [x for x, other in ((first, second), (second, first)) if other.node is not None]
 
 
 def _addmm(session: Session, bias: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ def _addmm(session: Session, bias: Tensor, first: Tensor, second: Tensor) -> Ten
         of_second = _of_second(session, first, second, grad) if second.node is not None else None
         return grad, of_first, of_second
 
-    session.record((result,), (bias, first, second), backward, (first, second))
+    session.record((result,), (bias, first, second), backward, _needed(first, second))
     return result
 
 
@@ -102,7 +107,7 @@ def batched_product(session: Session, first: Tensor, second: Tensor) -> Tensor:
         of_first = product(session, "bmm", grad, _turned(b)) if a.node is not None else None
         return of_first, of_second
 
-    session.record((result,), (a, b), backward, (a, b))
+    session.record((result,), (a, b), backward, _needed(a, b))
     return reshape(session, result, (*batch, first.shape[2], second.shape[3]))
 
 

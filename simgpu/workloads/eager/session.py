@@ -31,7 +31,7 @@ class Save:
 class Session:
     """One iteration of a model whose operators run one after another.
 
-    weights: in the order of creation, each with the layer that owns it. nodes: number of backward functions so far.
+    weights: trained, in the order of creation, each with the layer that owns it. nodes: number of backward functions.
     saves: what autograd saved for backward, in order. autocast: the lower precision inside `autocasting`; None outside.
     casts: of weights, by the weight's block, which autocast caches until it is left.
     """
@@ -64,9 +64,11 @@ class Session:
         self.casts.clear()
         self.autocast = None
 
-    def weight(self, name: str, shape: Sizes, dtype: str) -> Tensor:
-        """A trained weight of the current layer."""
+    def weight(self, name: str, shape: Sizes, dtype: str, trained: bool = True) -> Tensor:
+        """A weight of the current layer. One that is not trained needs no gradient."""
         value = self.tape.constant(f"{self.tape.layer}.{name}", shape, BlockKind.WEIGHT, dtype)
+        if not trained:
+            return Tensor(value.block, shape, contiguous_strides(shape))
         result = Tensor(value.block, shape, contiguous_strides(shape))
         result.node = Node(0, (), (), lambda grads: (), self.tape.layer, weight=result)
         self.weights.append(result)

@@ -122,6 +122,8 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"attention": "flash"}, "attention: unknown value 'flash'"),
         ({"autocast": "float8"}, "autocast: unknown value 'float8'"),
         ({"micro_batches": 3}, "a batch of 2 cannot be split into 3 equal micro-batches; give a divisor"),
+        ({"lora": 0}, "lora: 0 is not a rank; give at least 1"),
+        ({"lora": 8, "lora_targets": ("q_pro",)}, "no linear layer 'q_pro'; did you mean 'q_proj'"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"length": 2**39}, "more bytes or operations than a trace can hold"),
         ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),

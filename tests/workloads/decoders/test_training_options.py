@@ -14,7 +14,7 @@ from tests.workloads.decoders.test_against_transformers import (
     assert_saved_alike,
     built,
 )
-from tests.workloads.decoders.transformers_models import autocasting, recorded
+from tests.workloads.decoders.transformers_models import adapted, autocasting, recorded
 
 #: These run in every test run; the others take a minute together.
 QUICK = {("llama", "bfloat16", "sdpa")}
@@ -45,6 +45,31 @@ def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, aut
     theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=changed, micro_batches=2)
     assert_equal(mine, theirs)
     assert_saved_alike(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "targets"),
+    [
+        ("llama", "bfloat16", ("q_proj", "v_proj")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llama", "float32", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
+                ("gemma2", "bfloat16", ("gate_proj", "down_proj")),
+                ("qwen2", "bfloat16", ("q_proj", "o_proj")),
+                ("phi3", "bfloat16", ("qkv_proj",)),
+                ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),
+                ("gpt_neox", "bfloat16", ("query_key_value",)),
+            )
+        ),
+    ],
+)
+def test_adapters_run_and_save_what_pytorch_does(name: str, dtype: str, targets: tuple[str, ...]) -> None:
+    mine = built(SMALL[name], dtype=dtype, lora=8, lora_targets=targets).trace
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=adapted(8, targets))
+    assert_equal(mine, theirs)
+    if name == "llama":
+        assert_saved_alike(mine, theirs)
 
 
 def unchanged(module: Any) -> Any:

@@ -163,6 +163,36 @@ def recorded(
         return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
 
 
+class Adapted(torch.nn.Module):
+    """LoRA's adapters around a frozen linear layer, in the structure of peft's ``lora.Linear`` without dropout."""
+
+    def __init__(self, frozen: Any, rank: int) -> None:
+        super().__init__()
+        self.base_layer = frozen
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(frozen.in_features, rank, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(rank, frozen.out_features, bias=False)})
+
+    def forward(self, x: Any) -> Any:
+        result = self.base_layer(x)
+        first, second = self.lora_A["default"], self.lora_B["default"]
+        changed = result + second(first(x.to(first.weight.dtype))) * 2.0
+        return changed.to(result.dtype)
+
+
+def adapted(rank: int, targets: tuple[str, ...]) -> Callable[[Any], Any]:
+    """Returns a function that freezes a model and adds adapters to its linear layers of these names."""
+
+    def changed(module: Any) -> Any:
+        module.requires_grad_(False)
+        for name, part in list(module.named_modules()):
+            parent, _, last = name.rpartition(".")
+            if isinstance(part, torch.nn.Linear) and last in targets:
+                setattr(module.get_submodule(parent), last, Adapted(part, rank))
+        return module
+
+    return changed
+
+
 def autocasting(dtype: str) -> Callable[[Any], Any]:
     """Returns a function that runs a model's forward pass, loss included, under CUDA's autocast."""
 

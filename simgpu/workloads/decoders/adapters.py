@@ -1,0 +1,59 @@
+"""`Adapter`: LoRA's two narrow layers next to a frozen one, as peft's ``lora/layer.py`` runs them without dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simgpu.workloads.eager.pointwise import add, cast, scale
+from simgpu.workloads.eager.products import linear
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
+
+#: Stands for every linear layer but the one that computes the logits, as in peft.
+ALL_LINEAR = "all-linear"
+_OF_LOGITS = frozenset(("lm_head", "embed_out"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """What is adapted. rank: of the product of both layers. targets: names of linear layers, or `ALL_LINEAR`."""
+
+    rank: int
+    targets: tuple[str, ...]
+
+    def adapts(self, name: str) -> bool:
+        """Whether the linear layer of this name is adapted.
+
+        >>> Lora(8, (ALL_LINEAR,)).adapts("lm_head"), Lora(8, ("q_proj",)).adapts("q_proj")
+        (False, True)
+        """
+        return name in self.targets or (ALL_LINEAR in self.targets and name not in _OF_LOGITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Both layers, (rank, inputs) and (outputs, rank), in float32 next to a half-precision layer.
+
+    peft converts them so (``autocast_adapter_dtype``), so the input of each adapted layer is converted and saved, and
+    the sum is converted to the format of the frozen layer's result.
+    """
+
+    first: Tensor
+    second: Tensor
+
+    @classmethod
+    def create(cls, session: Session, rank: int, inputs: int, outputs: int) -> Adapter:
+        """Creates the weights in the current layer."""
+        with session.layer("lora_A.default"):
+            first = session.weight("weight", (rank, inputs), "float32")
+        with session.layer("lora_B.default"):
+            return cls(first, session.weight("weight", (outputs, rank), "float32"))
+
+    def __call__(self, session: Session, x: Tensor, result: Tensor) -> Tensor:
+        """The frozen layer's result for x, with the change that the adapter learned."""
+        x = cast(session, x, self.first.dtype)
+        with session.layer("lora_A.default"):
+            x = linear(session, x, self.first)
+        with session.layer("lora_B.default"):
+            x = linear(session, x, self.second)
+        return cast(session, add(session, result, scale(session, x)), result.dtype)
