@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -71,7 +71,7 @@ def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet
         return
     screen = Screen()
     titles = ("row", "model", "published", "", "predicted", "error")
-    screen.print(table(titles, map(_compared, peaks), unbroken=(0, 2, 3, 4, 5)))
+    screen.print(table(titles, _peaks(peaks), left=(0, 1, 3), unbroken=(0, 2, 3, 4, 5)))
     screen.print()
     screen.print(table(("median error of the peak", "", "peaks"), _medians(peaks)))
     screen.print()
@@ -88,7 +88,7 @@ def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet
         screen.print()
     if list_rows:
         headers = ("row", "project", "model", *(subject.value for subject in Subject))
-        screen.print(table(headers, map(_listed, rows), unbroken=(0,)))
+        screen.print(table(headers, map(_listed, rows), left=range(len(headers)), unbroken=(0,)))
 
 
 def _draw(plot: Path, peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> None:
@@ -98,11 +98,15 @@ def _draw(plot: Path, peaks: Sequence[ComparedPeak], times: Sequence[ComparedTim
     save_figure(plot_scoreboard(peaks, times), plot)
 
 
-def _compared(peak: ComparedPeak) -> tuple[str, ...]:
-    published = "OOM" if peak.published is None else format_bytes(peak.published)
-    verdict = "right" if peak.is_right else "wrong"
-    error = verdict if peak.error is None else f"{100 * peak.error:+.1f}%"
-    return peak.row.id, peak.row.model, published, peak.kind, format_bytes(peak.predicted), error
+def _peaks(peaks: Iterable[ComparedPeak]) -> Iterator[tuple[str, ...]]:
+    """The cells of the peaks. The model is named where it differs from that of the row above."""
+    above = ""
+    for peak in peaks:
+        published = "OOM" if peak.published is None else format_bytes(peak.published)
+        verdict = "right" if peak.is_right else "wrong"
+        error = verdict if peak.error is None else f"{100 * peak.error:+.1f}%"
+        model, above = "" if peak.row.model == above else peak.row.model, peak.row.model
+        yield peak.row.id, model, published, peak.kind, format_bytes(peak.predicted), error
 
 
 def _medians(peaks: Sequence[ComparedPeak]) -> Iterator[tuple[str, str, str]]:

@@ -132,9 +132,10 @@ def add_ns(size: int, how: Accumulate) -> int:
 
 
 def _check_rows(graph: TaskGraph, full: TaskGraph, sums: Mapping[int, int]) -> None:
+    before = graph.trace.block_by_id
     for b in sums:
         block = full.blocks[b]
-        if block.bytes != graph.trace.block_by_id[block.id].bytes:
+        if block.bytes != before[block.id].bytes:
             what = f"'{block.id}' has rows for each sample, and sums of such gradients are not modelled"
             raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks", what, "take another trace")
 

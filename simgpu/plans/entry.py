@@ -176,12 +176,13 @@ def _recomputed(candidate: Candidate) -> tuple[RecomputedModule, ...]:
 
 def _offloaded(candidate: Candidate) -> tuple[OffloadedTensor, ...]:
     trace, names = candidate.planned.trace, set(candidate.offloaded)
+    blocks = trace.block_by_id
     seen: Counter[str] = Counter()
     result = []
     for row in trace.saved:
         kind = tensor_type(row.dtype or "", row.shape or ())
         if row.block in names:
-            size = trace.block_by_id[row.block].bytes
+            size = blocks[row.block].bytes
             module = row.layer or ""
             result.append(OffloadedTensor(module=module, type=kind, number=seen[kind], block=row.block, bytes=size))
         seen[kind] += 1

@@ -42,7 +42,7 @@ from simgpu.policies.registry import policy_inside
 from simgpu.program.data_parallel import elementwise_rate
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import require_reads
-from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.trace.model import Block, Kernel, Phase, Trace
 from simgpu.units import format_time
 from simgpu.workloads.rescale.entry import shipped_gpu
 from simgpu.workloads.timemodel.kinds import kind_of
@@ -173,7 +173,8 @@ def _recorded_rate(trace: Trace) -> tuple[int, int] | None:
     Where the line has no positive slope and fixed time, times are in proportion to bytes.
     """
     kernels = [k for k in trace.kernels if k.phase is Phase.OPTIMIZER and kind_of(k.op) is OperationKind.ELEMENTWISE]
-    points = [(moved, kernel.duration_ns) for kernel in kernels if (moved := _moved(trace, kernel))]
+    blocks = trace.block_by_id
+    points = [(moved, kernel.duration_ns) for kernel in kernels if (moved := _moved(blocks, kernel))]
     n, x, y = len(points), sum(size for size, _ in points), sum(ns for _, ns in points)
     if not y:
         return None
@@ -185,11 +186,9 @@ def _recorded_rate(trace: Trace) -> tuple[int, int] | None:
     return max(x * NANO // y, 1), 0
 
 
-def _moved(trace: Trace, kernel: Kernel) -> int:
+def _moved(blocks: Mapping[str, Block], kernel: Kernel) -> int:
     """Bytes that an elementwise kernel reads and writes."""
-    return sum(
-        trace.block_by_id[name].bytes for names in (kernel.reads, kernel.writes) for name in dict.fromkeys(names)
-    )
+    return sum(blocks[name].bytes for names in (kernel.reads, kernel.writes) for name in dict.fromkeys(names))
 
 
 def _on_adds(graph: TaskGraph, how: Accumulate) -> str:

@@ -33,8 +33,9 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
 
 
 #: The last results, with what was used of node and epoch: comparisons of policies, searches of batch sizes, and other
-#: links request the same graphs again.
-_LAST: deque[tuple[Trace, tuple[object, ...], TaskGraph]] = deque(maxlen=2)
+#: links request the same graphs again; `simgpu.fit` those of a batch and of two and three micro-batches. A graph keeps
+#: those of other batches itself.
+_LAST: deque[tuple[Trace, tuple[object, ...], TaskGraph]] = deque(maxlen=3)
 #: Threads may simulate side by side.
 _LOCK = Lock()
 
@@ -60,7 +61,7 @@ def _task_graph(trace: Trace, node: NodeSpec, epoch: int) -> TaskGraph:
     def rescaled(batch: int) -> TaskGraph:
         from simgpu.workloads.rescale import at_batch
 
-        return task_graph(at_batch(trace, batch, _own(trace, node)), node, epoch)
+        return _task_graph(at_batch(trace, batch, _own(trace, node)), node, epoch)
 
     graph = replace(TaskGraph.of(trace), rescaled=cache(rescaled))
     if _has_no_codec(trace):

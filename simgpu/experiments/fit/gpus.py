@@ -24,7 +24,7 @@ def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: C
     for node in list(_larger(need.reserved))[:_TRIED]:
         say(f"{node.gpu.name}: {candidate.label}")
         budget = RunConfig(pool="caching").on(node)[1]
-        there = replace(question, node=node, batch=need.batch, length=need.length, budget=budget, traces={})
+        there = replace(question, node=node, batch=need.batch, length=need.length, budget=budget, traces={}, plain={})
         try:
             row = there.row(candidate)
         except InputError:

@@ -81,6 +81,7 @@ class Question:
     budget: int
     margin: int = 0
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False, repr=False)
+    plain: dict[tuple[int, int | None], int] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def searched(self) -> str:
@@ -150,8 +151,10 @@ class Question:
 
     def _compared(self, run: FitRun) -> FitRun:
         """A run with the time that the same samples take as the model is trained by default."""
-        trace = self._trace(run.batch, run.length, self.workload.options)
-        return replace(run, plain_ns=task_graph(trace, self.node, 0).ideal_ns())
+        size = run.batch, run.length
+        if size not in self.plain:
+            self.plain[size] = task_graph(self._trace(*size, self.workload.options), self.node, 0).ideal_ns()
+        return replace(run, plain_ns=self.plain[size])
 
     def _largest(self, candidate: Candidate, near: int | None) -> FitRow:
         """The largest batch or length that fits."""

@@ -56,6 +56,7 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
     rescaler = Rescaler(trace, batch, prices)
     result = {kernel.id: rescaler.kernel(kernel) for kernel in trace.kernels}
     notes = f"{trace.info.notes} Rescaled from batch {trace.info.batch} ({trace.info.origin}): {description}."
+    before = trace.block_by_id
     recorded = {block.id: block for block in trace.blocks if block.kind is BlockKind.WORKSPACE}
     workspaces = {kernel.id: _workspaces(recorded, kernel, result[kernel.id]) for kernel in trace.kernels}
     blocks = _blocks(rescaler, {block.id: block for created in workspaces.values() for block in created})
@@ -69,8 +70,8 @@ def at_batch(trace: Trace, batch: int, gpu: GpuSpec | None = None) -> Trace:
         blocks=blocks,
         algorithms=tuple(choice for rescaled in result.values() for choice in rescaled.choices),
         compressibility=compressibility,
-        accesses=tuple(_access(rescaler, access, trace.block_by_id[access.block]) for access in trace.accesses),
-        saved=tuple(_saved(rescaler, tensor, trace.block_by_id[tensor.block]) for tensor in trace.saved),
+        accesses=tuple(_access(rescaler, access, before[access.block]) for access in trace.accesses),
+        saved=tuple(_saved(rescaler, tensor, before[tensor.block]) for tensor in trace.saved),
         modules=tuple(replace(call, input_types=()) for call in trace.modules),
     )
 
