@@ -13,7 +13,7 @@ from tests.cli.cli_helpers import simgpu
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A configuration of a small Llama."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, "vocab_size": 100}))
@@ -31,10 +31,10 @@ def test_the_answer_comes_first_and_lines_fit_the_terminal(model: Path) -> None:
 
 
 def test_json_has_the_answer_and_every_option(model: Path) -> None:
-    done = simgpu("fit", model, "--gpu", "rtx4090", "--length", "1024", "--budget", "40 MB", "--json", "-q")
+    done = simgpu("fit", model, "--gpu", "rtx4090", "--length", "1024", "--budget", "20 MB", "--json", "-q")
     document = json.loads(done.stdout)
     assert document["question"]["searched"] == "batch"
-    assert document["answer"].startswith("In 38.15 MiB: train tiny on up to ")
+    assert document["answer"].startswith("In 19.07 MiB: train tiny on up to ")
     assert {option["option"] for option in document["options"]} >= {"as it is", document["best"]}
 
 

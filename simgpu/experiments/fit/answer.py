@@ -25,7 +25,8 @@ def answer(fit: FitOutcome) -> str:
     if best is None or best.run is None:
         return f"In {budget}: {name} does not fit{_for_size(fit)} under any option that trains the same. {_least(fit)}"
     if fit.question.searched:
-        return f"In {budget}: train {name} {_ways(fit)}. Each leaves {format_bytes(fit.question.margin)} or more."
+        which = "Each" if len(_named(fit)) > 1 else "It"
+        return f"In {budget}: train {name} {_ways(fit)}. {which} leaves {format_bytes(fit.question.margin)} or more."
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
@@ -77,7 +78,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
-        yield "parts: the fewest micro-batches that fit (gradient accumulation); of these, three are simulated"
+        yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); at most three are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
         yield f"segments: fits with {_SEGMENTS}"
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
@@ -174,6 +175,8 @@ def _at(row: FitRow) -> str:
 def _context(fit: FitOutcome) -> str:
     if fit.context is None:
         return "the node does not say what the CUDA context takes of it"
+    if fit.question.budget > fit.question.node.budget:
+        return "as given, more than the GPU has"
     return f"besides it, {format_bytes(fit.context)} for the CUDA context" if fit.context else "as given"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,7 +145,10 @@ def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Worklo
         _refuse(given, given, "a trace")
         return TraceWorkload(load_trace(name))
     if name.endswith(".json") or os.sep in name or path.is_dir():
-        return DecoderWorkload(read_decoder(path), {**_OF_A_DECODER, **given})
+        decoder = read_decoder(path)
+        if path.is_file() and path.name != "config.json" and decoder.name == path.absolute().parent.name:
+            decoder = replace(decoder, name=path.stem)  # one of several configurations in a folder
+        return DecoderWorkload(decoder, {**_OF_A_DECODER, **given})
     known = [*NETWORKS, *shipped_names("traces")]
     remedy = f"give a config.json, a trace folder, a shipped trace or a network of the zoo: {did_you_mean(name, known)}"
     raise InputError.single("", "MODEL", f"there is no model {name!r}", remedy)
