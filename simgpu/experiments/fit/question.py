@@ -125,7 +125,10 @@ class Question:
         result, allocator = within(_UNLIMITED), ""
         peak, fits = result.metrics.run_peak_bytes, result.high_water <= self.usable
         # With less memory, the allocator gives back what it does not use, and compute waits for offloads.
-        if not fits and (peak <= self.usable or result.metrics.link_bytes):
+        # No candidate offloads what persists, so nothing has to be run where that alone is too much.
+        persistent = Persistent.of(trace)
+        hopeful = persistent.total <= self.usable and (peak <= self.usable or result.metrics.link_bytes)
+        if not fits and hopeful:
             for allocator in ("", SEGMENTS) if peak <= self.usable else ("",):
                 with suppress(OutOfMemoryError):
                     result, fits = within(self.usable, allocator or None), True
@@ -139,7 +142,7 @@ class Question:
             result.high_water,
             result.iteration_ns,
             result.metrics.link_bytes,
-            Persistent.of(trace),
+            persistent,
             allocator if fits else "",
         )
 

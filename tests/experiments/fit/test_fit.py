@@ -22,7 +22,7 @@ from simgpu.workloads.decoders.modelled import decoder_iteration
 from simgpu.workloads.decoders.options import TrainingOptions
 
 NODE = simgpu.load_node("rtx4090")
-SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def run_of(row: FitRow) -> FitRun:
 @pytest.fixture(scope="module")
 def result(model: Path) -> Fit:
     """An answer for one sequence, with options that fit and others that do not."""
-    return simgpu.fit(model, NODE, batch=1, length=2048, budget="100 MiB")
+    return simgpu.fit(model, NODE, batch=1, length=2048, budget="70 MiB")
 
 
 def test_the_verdict_of_each_option_is_that_of_a_scenario(model: Path, result: Fit) -> None:
@@ -53,7 +53,7 @@ def test_the_verdict_of_each_option_is_that_of_a_scenario(model: Path, result: F
             read_decoder(model), batch=1, length=2048, gpu=NODE.gpu, options=TrainingOptions.of(row.candidate.build)
         ).trace
         policy, parameters = row.candidate.policy, row.candidate.parameters
-        config = RunConfig(pool="caching", budget="100 MiB", allocator=run_of(row).allocator or None)
+        config = RunConfig(pool="caching", budget="70 MiB", allocator=run_of(row).allocator or None)
         if not row.fits:
             with pytest.raises(OutOfMemoryError):
                 simgpu.simulate(trace, NODE, policy, config, parameters=parameters)
@@ -100,7 +100,7 @@ def test_the_answer_is_the_fastest_option_that_fits(result: Fit) -> None:
     assert result.best is not None
     slower = [run_of(row).speed for row in result.fitting]
     assert run_of(result.best).speed == max(slower)
-    assert result.answer.startswith("In 100 MiB: train small-llama on 1 sequence of 2,048 tokens")
+    assert result.answer.startswith("In 70 MiB: train small-llama on 1 sequence of 2,048 tokens")
     assert result.best.candidate.label in result.answer
 
 
@@ -176,3 +176,18 @@ def test_an_8b_model_answers_within_a_minute_at_128k(tmp_path: Path) -> None:
     result = simgpu.fit(tmp_path, "gb300", batch=1, length=131072)
     assert monotonic() - started < 60
     assert result.best is not None
+
+
+def test_a_configuration_is_named_by_its_folder_or_by_its_own_name(model: Path) -> None:
+    other = model / "another.json"
+    other.write_text((model / "config.json").read_text())
+    try:
+        names = [workload_of(path, {}).name for path in (model, model / "config.json", other)]
+    finally:
+        other.unlink()
+    assert names == ["small-llama", "small-llama", "another"]
+
+
+def test_a_budget_above_the_memory_of_the_gpu_is_reported(model: Path) -> None:
+    result = simgpu.fit(model, NODE, batch=1, length=128, budget="900 GB")
+    assert dict(result.facts())["budget"].endswith("as given, more than the GPU has")
