@@ -78,7 +78,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
-        yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); at most three are simulated"
+        yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); up to 3 are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
         yield f"segments: fits with {_SEGMENTS}"
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
