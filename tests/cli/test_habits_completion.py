@@ -81,7 +81,7 @@ def test_completion_ignores_an_unknown_command() -> None:
         ("compression measure --layout n", ["nchw", "nhwc"]),
         ("record digits-cnn --optimizer ada", ["adam", "adamw", "adagrad"]),
         ("record vgg", ["vgg11", "vgg16"]),
-        ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam", "adamw", "adamw-fused"]),
+        ("zoo build vgg16 --optimizer ", ["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"]),
         ("list schema ", ["scenario", "study", "node", "plan"]),
         ("reproduce ", [*PAPERS, "recordings"]),
         ("reproduce buddy ho", ["home"]),

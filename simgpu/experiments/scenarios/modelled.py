@@ -49,7 +49,7 @@ class _Modelling(FileModel):
     framework: Literal["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"] = Field(
         default="pytorch", description="framework whose memory management is modelled"
     )
-    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused"] = Field(
+    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="sgd", description="optimizer of the weights"
     )
     epochs: int | None = Field(

@@ -46,7 +46,7 @@ class ModelledDecoder(FileModel):
         default=None, description="lower precision of torch.autocast for forward and loss; none by default"
     )
     attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="PyTorch's fused operator, or products")
-    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused"] = Field(
+    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="adamw", description="optimizer of the weights"
     )
 

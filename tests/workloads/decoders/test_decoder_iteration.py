@@ -70,6 +70,18 @@ def test_float32_weights_take_twice_the_memory_of_bfloat16() -> None:
     assert sizes[1] == 2 * sizes[0]
 
 
+def test_states_in_8_bits_take_two_bytes_a_value_and_a_scale_each_for_256_values() -> None:
+    trace = built({**SMALL, "vocab_size": 5000}, 1, optimizer="adamw-8bit").trace
+    blocks, expected = trace.block_by_id, 0
+    for weight in (block for block in trace.blocks if block.kind is BlockKind.WEIGHT):
+        values = weight.bytes // 2
+        expected += 2 * 4 * values if values < 4096 else 2 * (values + 4 * -(-values // 256))
+    assert sum(block.bytes for block in trace.blocks if block.kind is BlockKind.OPTIMIZER_STATE) == expected
+    updates = [kernel for kernel in trace.kernels if kernel.phase is Phase.OPTIMIZER]
+    assert len(updates) == sum(block.kind is BlockKind.WEIGHT for block in trace.blocks)
+    assert all(any(blocks[name].kind is BlockKind.WEIGHT_GRADIENT for name in kernel.reads) for kernel in updates)
+
+
 def test_fused_optimizer_needs_no_temporaries() -> None:
     peaks = {}
     for optimizer in ("adamw", "adamw-fused"):
