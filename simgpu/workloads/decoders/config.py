@@ -13,6 +13,7 @@ from typing import Any
 from simgpu.errors import InputError, did_you_mean
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 from simgpu.workloads.decoders.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
@@ -45,8 +46,12 @@ def read_decoder(path: str | Path) -> Decoder:
     return decoder_of(*_read(path))
 
 
-def read_model(path: str | Path) -> Decoder | EncoderDecoder:
-    """The model that a ``config.json`` describes: a decoder, or an encoder and a decoder (T5). See `read_decoder`."""
+#: What a configuration describes.
+Model = Decoder | EncoderDecoder | DiffusionTransformer
+
+
+def read_model(path: str | Path) -> Model:
+    """The model that a ``config.json`` describes: a decoder, T5, or a diffusion transformer. See `read_decoder`."""
     return model_of(*_read(path))
 
 
@@ -61,16 +66,21 @@ def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
     return values, str(file), file.absolute().parent.name
 
 
-def model_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Decoder | EncoderDecoder:
+def model_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Model:
     """The model that the keys and values of a configuration describe. See `read_model` and `decoder_of`.
 
     >>> model_of({"model_type": "t5", "d_model": 64}).encoder_layers
     6
     """
-    if values.get("model_type") != "t5":
+    is_diffusion = "model_type" not in values and "_class_name" in values
+    if not is_diffusion and values.get("model_type") != "t5":
         return decoder_of(values, source, name)
     keys = Keys(values, source)
-    model = t5(keys, _name(values, name) or "t5")
+    model: EncoderDecoder | DiffusionTransformer
+    if is_diffusion:
+        model = diffusion_transformer(keys, _name(values, name) or "dit")
+    else:
+        model = t5(keys, _name(values, name) or "t5")
     _check(keys, model.decoder)
     if keys.problems:
         raise InputError(keys.problems)

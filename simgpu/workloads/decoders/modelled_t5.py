@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import BlockKind, Origin, OutputLife, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
@@ -16,15 +13,13 @@ from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.decoders.t5 import T5Model
 from simgpu.workloads.eager.engine import run_backward
 from simgpu.workloads.eager.normalization import token_loss
-from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.lowering import optimizer as step
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
-from simgpu.workloads.lowering.priced import trace_of_tape
 from simgpu.workloads.lowering.tape import TapeBlock, Value
 from simgpu.workloads.timemodel.formats import model_notes
-from simgpu.workloads.timemodel.model import time_model
 
 _MOST = 2**40
 _DEFAULT = TrainingOptions(attention=AttentionForm.EAGER)
@@ -68,9 +63,8 @@ def encoder_decoder_iteration(
         compute=dtype,
     )
     session = _iteration(model, batch, length, dtype, Optimizer(options.optimizer))
-    trace = trace_of_tape(session.tape, time_model(gpu), info, model.name)
-    trace = replace(trace, saved=saved_tensors(session))
-    if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
+    trace = trace_of_session(session, gpu, info)
+    if trace is None:
         what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
         raise InputError.single("", "batch and length", what, "give a smaller batch or length")
     return DecoderIteration(trace, sum(weight.count for weight in session.weights))

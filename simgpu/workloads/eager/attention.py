@@ -7,6 +7,7 @@ them again. Flash attention supports no mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 from simgpu.workloads.eager.autocast import lowered
@@ -55,10 +56,13 @@ def attention(
     value: Tensor,
     dropout: float,
     mask: Tensor | None = None,
+    *,
+    causal: bool = True,
 ) -> Tensor:
-    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads; causal without a mask.
+    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads.
 
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
+    causal: whether a token attends only to itself and those before it; a mask decides it instead.
     """
     query, key, value, *masks = lowered(session, query, key, value, *(() if mask is None else (mask,)))
     op = f"_scaled_dot_product_{kind}_attention"
@@ -73,14 +77,15 @@ def attention(
     bias = [_aligned(session, each, heads) for each in masks]
     strides = query.strides if kind == "flash" else _tokens_first(query.shape)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
-    work = _work(kind, *inputs, bias[0] if bias else None, Direction.FORWARD)
+    scores = replace(_shape(kind, *inputs), causal=causal and mask is None)
+    work = _work(scores, inputs, bias, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         grad = only(grads)
         reads = (grad, *inputs, *bias, *created)
         shapes = [(x.shape, x.dtype) for x in inputs]
-        work = _work(kind, *inputs, bias[0] if bias else None, Direction.BACKWARD_DATA)
+        work = _work(scores, inputs, bias, Direction.BACKWARD_DATA)
         return session.run(f"{op}_backward", reads, shapes, strides=strides, operations=work)
 
     session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
@@ -103,23 +108,26 @@ def _tokens_first(shape: Sizes) -> Sizes:
     return heads * tokens * width, width, heads * width, 1
 
 
-def _work(
-    kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, direction: Direction
-) -> tuple[Operation, ...]:
-    """One operation without memory traffic for scores; backward reads operands, result and its gradient, and writes the
-    operands' gradients."""
+def _shape(kind: str, query: Tensor, key: Tensor, value: Tensor) -> AttentionShape:
     batch, heads, tokens, width = query.shape
-    shape = AttentionShape(
+    return AttentionShape(
         heads=batch * heads,
         rows=tokens,
         keys=key.shape[2],
         width=width,
         values=value.shape[3],
-        causal=mask is None,
         efficient=kind == "efficient",
     )
+
+
+def _work(
+    shape: AttentionShape, inputs: tuple[Tensor, Tensor, Tensor], bias: Sequence[Tensor], direction: Direction
+) -> tuple[Operation, ...]:
+    """One operation without memory traffic for scores; backward reads operands, result and its gradient, and writes the
+    operands' gradients."""
+    query, key, value = inputs
     moved = 2 * query.bytes + key.bytes + value.bytes
-    moved = moved + (0 if mask is None else mask.bytes) if direction is Direction.FORWARD else 2 * moved
+    moved = moved + sum(x.bytes for x in bias) if direction is Direction.FORWARD else 2 * moved
     flops = shape.flops(direction)
     work = Operation(OperationKind.ATTENTION, flops, moved, query.count, direction, dtype=query.dtype, attention=shape)
     return (work,)

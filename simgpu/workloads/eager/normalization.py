@@ -1,4 +1,4 @@
-"""Layer normalization, softmax and the cross-entropy loss."""
+"""Layer normalization, softmax and losses: cross-entropy and squared error."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from simgpu.workloads.eager.views import contiguous, reshape
 _Grads = Sequence[Tensor | None]
 
 
-def layer_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Over the last dimension; saves its input, and a mean and an inverse deviation per row in float32."""
-    bias, weight, x = (widened(session, each) for each in (bias, weight, x))
+def layer_norm(session: Session, x: Tensor, *affine: Tensor) -> Tensor:
+    """Over the last dimension; saves its input, and a mean and an inverse deviation per row in float32.
+
+    affine: weight and bias; none of them for a normalization without weights.
+    """
+    x, *wide = [widened(session, each) for each in reversed((x, *affine))][::-1]
     rows = (*x.shape[:-1], 1)
     results = ((x.shape, x.dtype), (rows, "float32"), (rows, "float32"))
-    y, *statistics = session.run("native_layer_norm", (x, weight, bias), results)
+    y, *statistics = session.run("native_layer_norm", (x, *wide), results)
 
     def backward(grads: _Grads) -> _Grads:
-        created = [(each.shape, each.dtype) for each in (x, weight, bias) if each.node is not None]
-        read = (only(grads), x, *statistics, weight, bias)
+        inputs = (x, *wide)
+        created = [(each.shape, each.dtype) for each in inputs if each.node is not None]
+        read = (only(grads), x, *statistics, *wide)
         results = iter(session.run("native_layer_norm_backward", read, created))
-        return [None if each.node is None else next(results) for each in (x, weight, bias)]
+        return [None if each.node is None else next(results) for each in inputs]
 
-    session.record((y,), (x, weight, bias), backward, (x, *statistics))
+    session.record((y,), (x, *wide), backward, (x, *statistics))
     return y
 
 
@@ -77,4 +81,15 @@ def likelihood_loss(session: Session, logarithms: Tensor, target: Tensor) -> Ten
         return session.run("nll_loss_backward", reads, result, priced=(grad, target, weight))
 
     session.record((loss,), (logarithms,), backward, (logarithms, target, weight))
+    return loss
+
+
+def squared_loss(session: Session, x: Tensor, target: Tensor) -> Tensor:
+    """The mean of the squared differences (``mse_loss``), in the format of x; saves both."""
+    (loss,) = session.run("mse_loss", (x, target), (((), x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        return session.run("mse_loss_backward", (only(grads), x, target), ((x.shape, x.dtype),))
+
+    session.record((loss,), (x,), backward, (x, target))
     return loss

@@ -69,15 +69,31 @@ def sliced_rows(session: Session, x: Tensor) -> Tensor:
     return _view(session, x, x.shape, x.strides, backward)
 
 
-def split(session: Session, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """The last dimension in parts of these widths. Backward concatenates the gradients."""
-    parts = tuple(Tensor(x.block, (*x.shape[:-1], width), x.strides, is_view=True) for width in widths)
+def split(session: Session, x: Tensor, widths: Sequence[int], dimension: int = -1) -> tuple[Tensor, ...]:
+    """A dimension in parts of these widths. Backward concatenates the gradients, zeros for a part without one."""
+    shapes = []
+    for width in widths:
+        shape = list(x.shape)
+        shape[dimension] = width
+        shapes.append(tuple(shape))
+    parts = tuple(Tensor(x.block, shape, x.strides, is_view=True) for shape in shapes)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        return session.run("cat", [_given((grad,)) for grad in grads], ((x.shape, x.dtype),))
+        pieces = [
+            session.run("zeros", (), ((shape, x.dtype),))[0] if grad is None else grad
+            for shape, grad in zip(shapes, grads, strict=True)
+        ]
+        return session.run("cat", pieces, ((x.shape, x.dtype),))
 
     session.record(parts, (x,), backward)
     return parts
+
+
+def permute(session: Session, x: Tensor, order: Sequence[int]) -> Tensor:
+    """The dimensions in another order."""
+    shape, strides = (tuple(sizes[place] for place in order) for sizes in (x.shape, x.strides))
+    back = [order.index(place) for place in range(len(order))]
+    return _view(session, x, shape, strides, lambda grads: (permute(session, _given(grads), back),))
 
 
 def expand(session: Session, x: Tensor, shape: Sizes) -> Tensor:
