@@ -44,7 +44,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder to write. Default: NETWORK-bBATCH-GPU, or NETWORK-INPUT-bBATCH-GPU for an input other than the "
-    "default; of a configuration NAME-bBATCH-tLENGTH-GPU.",
+    "default; of a configuration NAME-bBATCH-tLENGTH-GPU, without -tLENGTH for DiT.",
 )
 @click.option("--force", is_flag=True, help="Replace a different trace in the folder.")
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
@@ -112,7 +112,7 @@ def build(
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
     NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a transformer (Llama, Mixtral, GPT-2,
-    T5 and others; an unsupported one lists them), or its folder.
+    T5, DiT and others; an unsupported one lists them), or its folder.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10

@@ -1,4 +1,4 @@
-"""``simgpu zoo build`` of a transformer from its Hugging Face ``config.json``."""
+"""``simgpu zoo build`` of a transformer from the ``config.json`` of Hugging Face's transformers or diffusers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time, short_count
-from simgpu.workloads.decoders.config import read_model
+from simgpu.workloads.decoders.config import Model, read_model
 from simgpu.workloads.decoders.decoder import Decoder
+from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
 from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, TrainingOptions
 
@@ -51,7 +53,9 @@ def decoder_options(command: F) -> F:
 
 
 _OPTIONS = (
-    click.option("--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration."),
+    click.option(
+        "--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration; not for DiT."
+    ),
     click.option(
         "--dtype",
         type=click.Choice(DTYPES),
@@ -96,26 +100,38 @@ def build_decoder(
     """Builds the trace of a configuration and writes its folder. given: values of `decoder_options` and optimizer."""
     training = dict(given)
     length = training.pop("length")
-    if length is None:
-        raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
     if training["lora_targets"] and training["lora"] is None:
         raise InputError.single("", "--lora-targets", "names layers for LoRA, which is off", "add --lora RANK")
     with progress(quiet) as say:
         model = read_model(path)
+        tokens = _tokens(model, length)
         say(f"building {model.name}")
-        folder = output or Path(f"{model.name}-b{batch}-t{length}-{Path(gpu).stem}")
         device = load_node(gpu).gpu
-        if isinstance(model, Decoder):
+        if isinstance(model, DiffusionTransformer):
+            result = diffusion_iteration(model, batch=batch, gpu=device, options=TrainingOptions.of(training))
+        elif isinstance(model, Decoder):
             options = TrainingOptions.of(training)
-            result = decoder_iteration(model, batch=batch, length=length, gpu=device, options=options)
+            result = decoder_iteration(model, batch=batch, length=tokens, gpu=device, options=options)
         else:
             options = TrainingOptions.of({**training, "attention": training["attention"] or "eager"})
-            result = encoder_decoder_iteration(model, batch=batch, length=length, gpu=device, options=options)
+            result = encoder_decoder_iteration(model, batch=batch, length=tokens, gpu=device, options=options)
+        length_text = "" if isinstance(model, DiffusionTransformer) else f"-t{tokens}"
+        folder = output or Path(f"{model.name}-b{batch}{length_text}-{Path(gpu).stem}")
         refuse_another(folder, force, result.trace)
         say(f"writing {folder}")
         write_trace(result.trace, folder)
     Screen().print(facts(_facts(result)))
     show_written(folder, gpu)
+
+
+def _tokens(model: Model, length: int | None) -> int:
+    """Tokens per sample: those given, or a diffusion transformer's patches, which its configuration decides."""
+    if isinstance(model, DiffusionTransformer):
+        refuse_options({"length": length}, "does not apply to a diffusion transformer, whose sample_size decides it")
+        return model.decoder.positions
+    if length is None:
+        raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
+    return length
 
 
 def _facts(result: DecoderIteration) -> list[tuple[str, str]]:

@@ -65,6 +65,20 @@ def test_t5_is_built_with_eager_attention_and_refuses_another(tmp_path: Path) ->
     assert done.exit_code != 0 and "T5 has no sdpa attention" in done.stderr
 
 
+def test_dit_is_built_without_a_length_and_refuses_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tiny-dit"
+    folder.mkdir()
+    sizes = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2, "sample_size": 16}
+    (folder / "config.json").write_text(json.dumps({"_class_name": "DiTTransformer2DModel", **sizes}))
+    done = simgpu("zoo", "build", folder, "--batch", 2, "--gpu", "h100")
+    assert done.exit_code == 0, done.stderr
+    assert "latent images of 4 x 16 x 16" in read_trace(tmp_path / "tiny-dit-b2-h100").info.notes
+    done = simgpu("zoo", "build", folder, *USUAL)
+    message = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "--length: does not apply to a diffusion transformer" in message
+
+
 def test_written_trace_runs(model: Path, tmp_path: Path) -> None:
     simgpu("zoo", "build", model, *USUAL, "-o", tmp_path / "out")
     done = simgpu("run", "--trace", tmp_path / "out", "--node", "h100", "--policy", "checkpoint", "--json")

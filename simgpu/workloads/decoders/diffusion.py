@@ -8,7 +8,7 @@ from simgpu.errors import did_you_mean
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys
 
-#: Values of ``_class_name``. diffusers reads the second, an earlier name, as the first if its norm is ``ada_norm_zero``.
+#: Values of ``_class_name``. diffusers reads the second, an earlier name, as the first if ``norm_type`` is `_NORM`.
 CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")
 #: Forms of the feed-forward part: both are one kernel.
 _ACTIVATIONS = ("gelu-approximate", "gelu")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
-from simgpu.trace.columns import LARGEST
 from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
@@ -15,10 +14,8 @@ from simgpu.workloads.decoders.experts import ROUTING_NOTE
 from simgpu.workloads.decoders.iteration import iteration
 from simgpu.workloads.decoders.options import AttentionForm, TrainingOptions
 from simgpu.workloads.eager.attention import fused_kernel
-from simgpu.workloads.eager.saved import saved_tensors
-from simgpu.workloads.lowering.priced import trace_of_tape
+from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.timemodel.formats import model_notes
-from simgpu.workloads.timemodel.model import time_model
 
 #: Larger batches and lengths are typing errors and may overflow the time model.
 _MOST = 2**40
@@ -93,9 +90,8 @@ def decoder_iteration(
     )
     operator = fused if options.attention == AttentionForm.SDPA else None
     session = iteration(decoder, batch=batch, length=length, fused=operator, options=options)
-    trace = trace_of_tape(session.tape, time_model(gpu), info, decoder.name)
-    trace = replace(trace, saved=saved_tensors(session))
-    if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
+    trace = trace_of_session(session, gpu, info)
+    if trace is None:
         what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
         raise InputError.single("", "batch and length", what, "give a smaller batch or length")
     return DecoderIteration(trace, sum(weight.count for weight in session.weights))

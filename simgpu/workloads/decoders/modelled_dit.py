@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import BlockKind, Origin, OutputLife, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.dit import DitModel
-from simgpu.workloads.decoders.modelled import DTYPES, AttentionForm, DecoderIteration
+from simgpu.workloads.decoders.modelled import DecoderIteration
+from simgpu.workloads.decoders.options import AttentionForm, TrainingOptions
 from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.engine import run_backward
 from simgpu.workloads.eager.normalization import squared_loss
 from simgpu.workloads.eager.pointwise import cast
 from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.eager.views import split
 from simgpu.workloads.lowering import optimizer as step
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
-from simgpu.workloads.lowering.tape import Value
+from simgpu.workloads.lowering.tape import TapeBlock, Value
 from simgpu.workloads.timemodel.formats import model_notes
 
+_DEFAULT = TrainingOptions()
 #: Larger batches are typing errors and may overflow the time model.
 _MOST = 2**40
 
@@ -31,15 +34,12 @@ def diffusion_iteration(
     *,
     batch: int,
     gpu: GpuSpec,
-    dtype: str = "bfloat16",
-    attention: str = "sdpa",
-    optimizer: str = "adamw",
+    options: TrainingOptions = _DEFAULT,
 ) -> DecoderIteration:
     """One training iteration of a DiT, with the kernels that PyTorch runs for diffusers' module.
 
-    batch: latent images, of the size in the configuration, each with a timestep and a class. dtype: bfloat16, float16
-    or float32, of weights, gradients, optimizer state and activations. attention: sdpa, PyTorch's fused operator.
-    optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
+    batch: latent images, of the size in the configuration, each with a timestep and a class. options: of attention,
+    sdpa, PyTorch's fused operator; neither autocast, LoRA nor micro-batches.
     The loss is the mean squared error of the predicted noise in float32, as in diffusers' training scripts. A model
     that also predicts variances computes them, but nothing trains them: DiT's term for them (of the variational bound)
     is not modelled. The loop holds prediction and loss to the end of the iteration.
@@ -51,8 +51,9 @@ def diffusion_iteration(
     >>> diffusion_iteration(small, batch=1, gpu=load_node("h100").gpu).parameters
     29298832
     """
+    dtype, optimizer = options.dtype, options.optimizer
     fused = fused_kernel(gpu.architecture, dtype, model.decoder.head_width)
-    problems = _problems(model, batch, gpu, dtype, attention, optimizer, fused)
+    problems = _problems(model, batch, gpu, options, fused)
     if problems:
         raise InputError(problems)
     info = TraceInfo(
@@ -91,7 +92,8 @@ def _iteration(model: DiffusionTransformer, batch: int, build: Build, optimizer:
         if model.results > model.channels:
             predicted, _ = split(session, output, [model.channels] * 2, dimension=1)
         loss = squared_loss(session, cast(session, predicted, "float32"), cast(session, noise, "float32"))
-    gradients = run_backward(session, loss)
+    gradients: dict[TapeBlock, Tensor] = {}
+    run_backward(session, loss, gradients)
     of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
     step.update(tape, optimizer, weights, of_weights, states)
     output.block.release = loss.block.release = None
@@ -99,28 +101,15 @@ def _iteration(model: DiffusionTransformer, batch: int, build: Build, optimizer:
 
 
 def _problems(
-    model: DiffusionTransformer,
-    batch: int,
-    gpu: GpuSpec,
-    dtype: str,
-    attention: str,
-    optimizer: str,
-    fused: str | None,
+    model: DiffusionTransformer, batch: int, gpu: GpuSpec, options: TrainingOptions, fused: str | None
 ) -> list[Problem]:
-    problems = [
-        Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
-        for place, value, known in (
-            ("dtype", dtype, list(DTYPES)),
-            ("optimizer", optimizer, [str(each) for each in Optimizer]),
-        )
-        if value not in known
-    ]
-    if attention != AttentionForm.SDPA:
-        problems.append(Problem("", "attention", f"{attention} attention of a DiT is not modelled", "give sdpa"))
+    problems = [*options.problems(model.decoder, batch), *options.problems_of_plain("DiT")]
+    if options.attention == AttentionForm.EAGER:
+        problems.append(Problem("", "attention", "eager attention of a DiT is not modelled", "give sdpa"))
     if not 1 <= batch <= _MOST:
         problems.append(Problem("", "batch", f"{batch} is not a number from 1 to {_MOST}", "give at least 1"))
     if not problems and fused is None:
-        what = f"{gpu.name} has no fused attention for {dtype} and heads of {model.decoder.head_width} values"
+        what = f"{gpu.name} has no fused attention for {options.dtype} and heads of {model.decoder.head_width} values"
         problems.append(Problem("", "attention", what, "give another dtype or GPU"))
     return problems
 

@@ -98,13 +98,7 @@ def _problems(model: EncoderDecoder, batch: int, length: int, options: TrainingO
         problems.append(Problem("", "dtype", what, "give bfloat16 or float32"))
     if options.attention == AttentionForm.SDPA:
         problems.append(Problem("", "attention", "T5 has no sdpa attention in transformers 4.51", "give eager"))
-    if options.autocast is not None:
-        problems.append(Problem("", "autocast", "T5 under autocast is not modelled", "leave it out"))
-    if options.lora is not None:
-        problems.append(Problem("", "lora", "LoRA of T5 is not modelled", "leave it out"))
-    if options.micro_batches > 1:
-        what = "micro-batches of T5 are not modelled"
-        problems.append(Problem("", "micro_batches", what, "run the trace under the policy accumulate"))
+    problems += options.problems_of_plain("T5")
     problems += [
         Problem("", place, f"{value} is not a number from {least} to {_MOST}", f"give at least {least}")
         for place, value, least in (("batch", batch, 1), ("length", length, 2))

@@ -88,6 +88,15 @@ class TrainingOptions:
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
         return problems
 
+    def problems_of_plain(self, family: str) -> list[Problem]:
+        """What a family that is trained neither under autocast, with LoRA nor in micro-batches does not support."""
+        asked = {"autocast": self.autocast, "lora": self.lora, "micro_batches": self.micro_batches > 1}
+        return [
+            Problem("", place, f"of {family} is not modelled", "leave it out")
+            for place, value in asked.items()
+            if value
+        ]
+
     def described(self) -> str:
         """A sentence for notes, without its full stop."""
         parts = [f"{self.attention} attention"]

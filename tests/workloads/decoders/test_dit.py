@@ -13,6 +13,7 @@ from simgpu.workloads.decoders.config import model_of
 from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.modelled import DecoderIteration
 from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
+from simgpu.workloads.decoders.options import TrainingOptions
 
 _CLASS = {"_class_name": "DiTTransformer2DModel"}
 SMALL: dict[str, Any] = {
@@ -45,7 +46,9 @@ PUBLISHED = {
 def built(values: dict[str, Any], **options: Any) -> DecoderIteration:
     model = model_of(values)
     assert isinstance(model, DiffusionTransformer)
-    return diffusion_iteration(model, **{"batch": 2, "gpu": load_node("h100").gpu, **options})
+    given = {name: options.pop(name) for name in ("batch", "gpu") if name in options}
+    given = {"batch": 2, "gpu": load_node("h100").gpu, **given}
+    return diffusion_iteration(model, **given, options=TrainingOptions(**options))
 
 
 def with_one_embedding(values: dict[str, Any]) -> int:
