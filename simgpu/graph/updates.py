@@ -77,8 +77,8 @@ def updates_of(graph: TaskGraph) -> tuple[tuple[Update, ...], int]:
         return tuple(sorted(exchanged)), end
     gradient_of = _paired(graph, end, _weights(graph, end))
     if not gradient_of:
-        what = "no block is known as the gradient of a weight, so there is nothing to exchange between GPUs"
-        remedy = "run it on one GPU, or import it with the kinds of its blocks"
+        what = "no block is known as the gradient of a weight, which other GPUs or the host would need"
+        remedy = "run it on one GPU with a policy that leaves updates there, or import it with the kinds of its blocks"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "blocks.kind", what, remedy)
     state = _states(graph, list(gradient_of))
     return tuple(Update(weight, gradient_of[weight], tuple(state[weight])) for weight in sorted(gradient_of)), end
@@ -113,7 +113,7 @@ def _end_of_backward(graph: TaskGraph) -> int:
     end = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else len(phases)
     if any(phase is not Phase.OPTIMIZER for phase in phases[end:]):
         what = f"kernel '{graph.kernels[end].id}' of the optimizer runs before backward has ended"
-        remedy = "gradients can be exchanged between GPUs where the optimizer comes last"
+        remedy = "exchanging gradients and updating on the host need a trace whose optimizer comes last"
         raise InputError.single(graph.trace.name or graph.trace.info.model, "kernels.phase", what, remedy)
     return end
 

@@ -112,7 +112,8 @@ class OptimizerOnHost(Policy):
         took = sum(last.durations[k] for k, kernel in enumerate(last.kernels) if kernel.id.startswith("update:"))
         of_state = format_bytes(sum(graph.sizes[b] for u in self._hosted(graph) for b in u.state))
         note = f"the host updates {count} weights, {format_time(took)} in all, and holds {of_state} of optimizer state"
-        return replace(hosted, notes=(*hosted.notes, note))
+        bounded = ("lower bounds are for the optimizer on the GPU",) if _has_bounds(program) else ()
+        return replace(hosted, notes=(*hosted.notes, *bounded, note))
 
     def _check(self, graph: TaskGraph) -> None:
         shares = (("fraction", self.fraction), ("update_share", self.update_share))
@@ -150,3 +151,8 @@ class OptimizerOnHost(Policy):
             hosted.append(update)
             reached += graph.sizes[update.weight]
         return hosted
+
+
+def _has_bounds(program: Program) -> bool:
+    """Whether a note of the policy inside is about a lower bound."""
+    return any("lower bound" in note or "best possible" in note for note in program.notes)

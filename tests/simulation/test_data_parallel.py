@@ -288,7 +288,7 @@ def test_a_trace_without_weights_is_refused(node: NodeSpec):
     from simgpu.trace.chain import chain
 
     trace = chain([5], [7], [100])
-    with pytest.raises(InputError, match="nothing to exchange"):
+    with pytest.raises(InputError, match="which other GPUs or the host would need"):
         simulate(replace(trace, info=replace(trace.info, batch=4)), node, "ideal", gpus=4)
 
 

@@ -9,7 +9,7 @@ from simgpu.experiments.fit.outcome import FitOutcome
 from simgpu.experiments.fit.question import SEGMENTS
 from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
 from simgpu.trace.model import Origin
-from simgpu.units import format_bytes, format_time
+from simgpu.units import format_bandwidth, format_bytes, format_time
 
 #: Costs below this share are none.
 _FREE = 0.005
@@ -81,6 +81,12 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
         yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); up to 3 are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
         yield f"segments: fits with {_SEGMENTS}"
+    bandwidth = fit.question.node.host.memory_bandwidth
+    if bandwidth and any(row.candidate.on_host and row.run is not None for row in fit.rows):
+        yield (
+            f"host optimizer: updates reach half of the {format_bandwidth(bandwidth)} of the host's memory; their "
+            "calls take no time here, so such an option is the answer only where no other fits as much"
+        )
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
 

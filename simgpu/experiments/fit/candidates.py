@@ -87,6 +87,20 @@ POLICIES = (
         {"saved_again": "offloaded"},
     ),
     PolicyOption("save on CPU", "torch.autograd.graph.save_on_cpu(pin_memory=True)", "save_on_cpu"),
+    PolicyOption("host optimizer", "torchao CPUOffloadOptimizer(model.parameters(), AdamW)", "optimizer_on_host"),
+    PolicyOption(
+        "checkpoint + host optimizer",
+        "Transformers gradient_checkpointing=True; torchao CPUOffloadOptimizer(model.parameters(), AdamW)",
+        "optimizer_on_host",
+        {"inside": "checkpoint"},
+    ),
+    PolicyOption(
+        "checkpoint + host gradients",
+        "Transformers gradient_checkpointing=True; torchao CPUOffloadOptimizer(..., offload_gradients=True), or "
+        "DeepSpeed ZeRO-Offload (offload_optimizer: {device: cpu}), whose updates wait for the end of backward",
+        "optimizer_on_host",
+        {"inside": "checkpoint", "free_gradients": True},
+    ),
 )
 
 #: What trains something else, tried where nothing above fits.
@@ -109,6 +123,11 @@ class Candidate:
     build: Mapping[str, object] = field(default_factory=dict)
     switches: tuple[str, ...] = ()
     changes: bool = False
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the host updates the weights."""
+        return self.policy == "optimizer_on_host"
 
 
 AS_IT_IS = "as it is"

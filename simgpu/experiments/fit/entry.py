@@ -54,7 +54,7 @@ def fit(
     >>> print(result.answer)
     In 12 GiB: train resnet50 on 64 samples as it is, which costs nothing ...
     >>> result.best.candidate.label, len(result)
-    ('as it is', 9)
+    ('as it is', 12)
     """
     workload = workload_of(model, {"optimizer": optimizer, "dtype": dtype, "attention": attention})
     node = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)

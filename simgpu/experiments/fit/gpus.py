@@ -24,7 +24,8 @@ def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: C
     for node in list(_larger(need.reserved))[:_TRIED]:
         say(f"{node.gpu.name}: {candidate.label}")
         budget = RunConfig(pool="caching").on(node)[1]
-        there = replace(question, node=node, batch=need.batch, length=need.length, budget=budget, traces={}, plain={})
+        there = replace(question, node=_with_host(node, question.node), budget=budget, traces={}, plain={})
+        there = replace(there, batch=need.batch, length=need.length)
         try:
             row = there.row(candidate)
         except InputError:
@@ -34,6 +35,12 @@ def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: C
         if len(result) == _NAMED:
             break
     return result
+
+
+def _with_host(node: NodeSpec, own: NodeSpec) -> NodeSpec:
+    """A node whose host has the memory of one's own where it states no bandwidth of it."""
+    bandwidth = node.host.memory_bandwidth or own.host.memory_bandwidth
+    return replace(node, host=replace(node.host, memory_bandwidth=bandwidth))
 
 
 def _larger(need: int) -> Iterator[NodeSpec]:

@@ -125,8 +125,8 @@ class Question:
         result, allocator = within(_UNLIMITED), ""
         peak, fits = result.metrics.run_peak_bytes, result.high_water <= self.usable
         # With less memory, the allocator gives back what it does not use, and compute waits for offloads.
-        # No candidate offloads what persists, so nothing has to be run where that alone is too much.
-        persistent = Persistent.of(trace)
+        # Nothing has to be run where what stays on the GPU is too much alone.
+        persistent = Persistent.of(trace, candidate)
         hopeful = persistent.total <= self.usable and (peak <= self.usable or result.metrics.link_bytes)
         if not fits and hopeful:
             for allocator in ("", SEGMENTS) if peak <= self.usable else ("",):

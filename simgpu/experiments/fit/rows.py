@@ -14,7 +14,7 @@ _KINDS = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """Bytes of the weights, their gradients and the optimizer state of an iteration, whatever its batch."""
+    """Bytes of the weights, gradients and optimizer state that are on the GPU whatever the batch."""
 
     weights: int
     gradients: int
@@ -26,9 +26,12 @@ class Persistent:
         return self.weights + self.gradients + self.optimizer_state
 
     @classmethod
-    def of(cls, trace: Trace) -> Persistent:
-        """Those of a trace."""
-        return cls(*(sum(block.bytes for block in trace.blocks if block.kind is kind) for kind in _KINDS))
+    def of(cls, trace: Trace, candidate: Candidate) -> Persistent:
+        """Those of a trace under a candidate, whose optimizer may be on the host."""
+        weights, gradients, state = (sum(b.bytes for b in trace.blocks if b.kind is kind) for kind in _KINDS)
+        if candidate.on_host:
+            return cls(weights, 0 if candidate.parameters.get("free_gradients") else gradients, 0)
+        return cls(weights, gradients, state)
 
 
 @dataclass(frozen=True, slots=True)

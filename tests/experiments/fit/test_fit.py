@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from simgpu.experiments.fit.question import Question, sizes
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow, FitRun
 from simgpu.experiments.fit.workloads import workload_of
+from simgpu.hardware.spec import HostSpec
 from simgpu.planning.search.bisection import largest_by_guess
 from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
@@ -98,7 +100,7 @@ def test_the_search_ends_where_the_next_larger_size_does_not_fit(
 
 def test_the_answer_is_the_fastest_option_that_fits(result: Fit) -> None:
     assert result.best is not None
-    slower = [run_of(row).speed for row in result.fitting]
+    slower = [run_of(row).speed for row in result.fitting if not row.candidate.on_host]
     assert run_of(result.best).speed == max(slower)
     assert result.answer.startswith("In 70 MiB: train small-llama on 1 sequence of 2,048 tokens")
     assert result.best.candidate.label in result.answer
@@ -108,7 +110,9 @@ def test_no_row_beats_the_front_in_both_memory_and_speed(result: Fit) -> None:
     front = {row.candidate.label for row in result.front}
     for row in result:
         beaten = any(
-            run_of(other).reserved <= run_of(row).reserved and run_of(other).speed > run_of(row).speed
+            run_of(other).reserved <= run_of(row).reserved
+            and run_of(other).speed >= run_of(row).speed
+            and (run_of(other).reserved, run_of(other).speed) != (run_of(row).reserved, run_of(row).speed)
             for other in result
         )
         assert (
@@ -124,8 +128,34 @@ def test_no_row_beats_the_front_in_both_memory_and_speed(result: Fit) -> None:
     assert list(result.frame()["fits"]) == [row.fits for row in result]
 
 
+def test_the_optimizer_on_the_host_takes_its_state_off_the_gpu(result: Fit) -> None:
+    """What is persistent shrinks to half with the state on the host, and to a quarter without gradients."""
+    whole, host, bare = (
+        run_of(result[f"fused AdamW + {name}"])
+        for name in ("checkpoint", "checkpoint + host optimizer", "checkpoint + host gradients")
+    )
+    weights = whole.persistent.weights
+    assert host.persistent.total == 2 * weights
+    assert bare.persistent.total == weights
+    assert 0 <= whole.peak - host.peak - whole.persistent.optimizer_state < 0.02 * whole.peak
+    assert bare.link_bytes == host.link_bytes == 2 * weights
+    # The embedding's gradient, the last one, is there when the GPU has the most.
+    assert bare.peak < host.peak
+
+
+def test_a_host_of_unknown_bandwidth_refuses_its_options(model: Path) -> None:
+    question = Question(workload_of(model, {}), replace(NODE, host=HostSpec()), 1, 128, 2**30)
+    options = [each for each in candidates(question.workload.options) if each.on_host]
+    assert len(options) == 3
+    for each in options:
+        row = question.row(each)
+        assert row.run is None
+        assert "node.host.memory_bandwidth: is not set" in row.note
+
+
 def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> None:
-    result = simgpu.fit(model, NODE, batch=1, length=128, budget="8 MiB")
+    on_gpu = replace(NODE, host=HostSpec())
+    result = simgpu.fit(model, on_gpu, batch=1, length=128, budget="8 MiB")
     smallest = result.smallest
     assert result.best is None
     assert smallest is not None
