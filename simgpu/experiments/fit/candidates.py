@@ -104,7 +104,19 @@ POLICIES = (
 )
 
 #: What trains something else, tried where nothing above fits.
-CHANGES = (BuildOption("plain SGD", "torch.optim.SGD, without momentum", {"optimizer": "plain-sgd"}),)
+CHANGES = (
+    BuildOption(
+        "AdamW in 8 bits",
+        'bitsandbytes.optim.AdamW8bit; Transformers optim="adamw_bnb_8bit"',
+        {"optimizer": "adamw-8bit"},
+    ),
+    BuildOption(
+        "LoRA of rank 16",
+        'peft LoraConfig(r=16, target_modules="all-linear")',
+        {"lora": 16, "lora_targets": ("all-linear",)},
+    ),
+    BuildOption("plain SGD", "torch.optim.SGD, without momentum", {"optimizer": "plain-sgd"}),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from simgpu.workloads.rescale.entry import at_batch
 
 _ZOO = "zoo:"
 #: What a decoder is trained with by default: what Transformers and PyTorch do.
-_OF_A_DECODER = {"optimizer": "adamw", "dtype": "bfloat16", "attention": "sdpa"}
+_OF_A_DECODER = {"optimizer": "adamw", "dtype": "bfloat16", "attention": "sdpa", "lora": None, "lora_targets": None}
 
 
 class Workload(Protocol):
