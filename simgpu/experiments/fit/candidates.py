@@ -161,7 +161,7 @@ def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...
 
     >>> smallest = candidates({"optimizer": "adamw"})[4]
     >>> [each.label for each in changed({"optimizer": "adamw"}, smallest)]
-    ['plain SGD + checkpoint']
+    ['AdamW in 8 bits + checkpoint', 'plain SGD + checkpoint']
     """
     return tuple(
         replace(

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from simgpu.recorder.model_packages import transformers_package
 from simgpu.trace.model import Phase, Trace
-from simgpu.validation.predicted.networks import transformers_package
 
 _NORM = 1.0
 

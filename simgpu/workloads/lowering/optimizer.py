@@ -90,7 +90,8 @@ def update(
     tape.phase, tape.layer = Phase.OPTIMIZER, None
     grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
     complete = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
-    _dense(tape, optimizer, *([each[index] for index in complete] for each in (weights, grads, state)))
+    covered = [weights[index] for index in complete], [grads[index] for index in complete]
+    _dense(tape, optimizer, *covered, [state[index] for index in complete])
     for index in sorted(grads.keys() - set(complete)):
         changed = (weights[index], *state[index].values())
         operation = updated_rows(grads[index], len(state[index]))

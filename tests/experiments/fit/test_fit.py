@@ -139,8 +139,7 @@ def test_the_optimizer_on_the_host_takes_its_state_off_the_gpu(result: Fit) -> N
     assert bare.persistent.total == weights
     assert 0 <= whole.peak - host.peak - whole.persistent.optimizer_state < 0.02 * whole.peak
     assert bare.link_bytes == host.link_bytes == 2 * weights
-    # The embedding's gradient, the last one, is there when the GPU has the most.
-    assert bare.peak < host.peak
+    assert bare.peak == host.peak  # at the loss, before any gradient exists
 
 
 def test_a_host_of_unknown_bandwidth_refuses_its_options(model: Path) -> None:
@@ -168,7 +167,8 @@ def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> No
     assert "No batch, length or activation policy changes these" in result.answer
     assert result.larger_gpus
     assert dict(result.facts())["persistent"].startswith(format_bytes(persistent.total))
-    assert next(row for row in result if row.candidate.changes).candidate.label.startswith("plain SGD")
+    changed = [row.candidate.label for row in result if row.candidate.changes]
+    assert [label.split(" + ")[0] for label in changed] == ["AdamW in 8 bits", "LoRA of rank 16", "plain SGD"]
 
 
 def test_sizes_that_no_iteration_has_are_refused_together(model: Path) -> None:
