@@ -49,7 +49,7 @@ def diffusion_iteration(
     >>> from simgpu.workloads.decoders.config import model_of
     >>> small = model_of({"_class_name": "DiTTransformer2DModel", "num_layers": 1})
     >>> diffusion_iteration(small, batch=1, gpu=load_node("h100").gpu).parameters
-    29298832
+    29377168
     """
     dtype, optimizer = options.dtype, options.optimizer
     fused = fused_kernel(gpu.architecture, dtype, model.decoder.head_width)
