@@ -1,32 +1,74 @@
-"""The time of a step of a published row's loop: modelled kernels, launched one by one by the host."""
+"""The time of a step of a published row's loop: modelled kernels, launched one by one by the host or compiled."""
 
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder.modelled.session import ModelledSession
+from simgpu.simulation.run import simulate
+from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.validation.public.fused import fused_durations
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.trainer import waits
 from simgpu.workloads.timemodel.host import step_ns
 from simgpu.workloads.timemodel.model import Products, time_model
 
 
-def time_of(loop: Loop, node: str) -> tuple[int, int, int]:
+@dataclass(frozen=True)
+class Runs:
+    """How a loop's step runs.
+
+    is_compiled: whether forward and backward are one compiled graph each, whose launches take the host no time.
+    updates: what overlaps, as `optimizer_on_host` has it, where the host updates the weights; None on the GPU.
+    host_bandwidth: of the host's memory, which the updates need.
+    """
+
+    is_compiled: bool = False
+    updates: Literal["step", "backward"] | None = None
+    host_bandwidth: str | None = None
+
+
+def time_of(loop: Loop, node: str, runs: Runs | None = None) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels on a node's GPU, and its samples."""
+    runs = runs or Runs()
     samples = loop.sequences * loop.micro_batches
+    prices = partial(time_model, products=Products.MEASURED)
+    gpu = load_node(node).gpu
     trace = ModelledSession(
         loop.factory,
         samples,
         loop.optimizer,
-        load_node(node).gpu,
+        gpu,
         datetime.date.today().isoformat(),
         lambda _: None,
-        time_model=partial(time_model, products=Products.MEASURED),
+        time_model=prices,
         hold_output=loop.hold_output,
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     ).run()
+    if runs.is_compiled:
+        durations = fused_durations(trace, prices(gpu), _whole)
+        kernels = zip(trace.kernels, durations, strict=True)
+        trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
+    if runs.updates is not None:
+        return *_on_host(trace, node, runs), samples
     durations = [kernel.duration_ns for kernel in trace.kernels]
-    return step_ns(durations, waits(trace)), sum(durations), samples
+    step = sum(durations) if runs.is_compiled else step_ns(durations, waits(trace))
+    return step, sum(durations), samples
+
+
+def _whole(kernel: Kernel) -> str | None:
+    """The only graph; the optimizer is in none."""
+    return None if kernel.phase is Phase.OPTIMIZER else "model"
+
+
+def _on_host(trace: Trace, node: str, runs: Runs) -> tuple[int, int]:
+    """A step whose weights the host updates, launches of the GPU's kernels not counted, and the kernels on the GPU."""
+    where = load_node(node, {"host.memory_bandwidth": runs.host_bandwidth} if runs.host_bandwidth else {})
+    result = simulate(trace, where, "optimizer_on_host", parameters={"overlap": runs.updates})
+    on_gpu = sum(kernel.duration_ns for kernel in trace.kernels if kernel.phase is not Phase.OPTIMIZER)
+    return result.iteration_ns, on_gpu

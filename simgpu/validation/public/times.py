@@ -90,11 +90,13 @@ def predict_time(row: PublishedRow) -> PredictedTime:
     """The prediction of a covered row. Raises `MissingExtraError` without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("predicting published rows", "torch", "record")
+    from simgpu.validation.public.ao_rows import timed_ao_loop
     from simgpu.validation.public.bert_rows import timed_bert_loop
-    from simgpu.validation.public.timed_loop import time_of
+    from simgpu.validation.public.timed_loop import Runs, time_of
 
     assert row.node is not None
-    return PredictedTime(*time_of(timed_bert_loop(row), row.node))
+    loop, runs = timed_ao_loop(row) if row.project == "ao" else (timed_bert_loop(row), Runs())
+    return PredictedTime(*time_of(loop, row.node, runs))
 
 
 def compared_times(rows: Iterable[PublishedRow], predictions: Mapping[str, PredictedTime]) -> list[ComparedTime]:
