@@ -90,10 +90,10 @@ class TrainingOptions:
 
     def problems_of_plain(self, family: str) -> list[Problem]:
         """What a family that is trained neither under autocast, with LoRA nor in micro-batches does not support."""
-        asked = {"autocast": self.autocast, "lora": self.lora, "micro_batches": self.micro_batches > 1}
+        chosen = {"autocast": self.autocast, "lora": self.lora, "micro_batches": self.micro_batches > 1}
         return [
             Problem("", place, f"of {family} is not modelled", "leave it out")
-            for place, value in asked.items()
+            for place, value in chosen.items()
             if value
         ]
 
