@@ -27,7 +27,7 @@ BATCH = 2
 CASES: dict[str, dict[str, Any]] = {
     "with-variances": SMALL,
     "without-variances": {**SMALL, "out_channels": 4},
-    "dropout": {**SMALL, "dropout": 0.1, "attention_bias": False, "activation_fn": "gelu"},
+    "dropout": {**SMALL, "num_layers": 1, "dropout": 0.1, "attention_bias": False, "activation_fn": "gelu"},
     "large-patches": {**SMALL, "patch_size": 4, "in_channels": 8, "out_channels": None, "attention_head_dim": 24},
 }
 
