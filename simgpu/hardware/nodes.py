@@ -141,6 +141,9 @@ class HostSection(FileModel):
     memory_bandwidth: Bandwidth | None = Field(
         default=None, description="data per second that the host's memory reads and writes at most"
     )
+    pageable_bandwidth: Bandwidth | None = Field(
+        default=None, description="data per second of a copy between a GPU and memory that is not pinned"
+    )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:

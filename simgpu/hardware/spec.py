@@ -318,6 +318,7 @@ class HostSpec:
     accumulate_bandwidth: bytes per second that one core reads and writes while it sums gradients; None if not stated.
     accumulate_limit: limit of that rate for all cores together, set by their memory; None for no limit.
     memory_bandwidth: bytes per second that the host's memory reads and writes at most; None if not stated.
+    pageable_bandwidth: bytes per second of a copy between a GPU and memory that is not pinned; None if not stated.
     """
 
     pinned_memory: int | None = None
@@ -327,6 +328,7 @@ class HostSpec:
     accumulate_bandwidth: int | None = None
     accumulate_limit: int | None = None
     memory_bandwidth: int | None = None
+    pageable_bandwidth: int | None = None
 
     def accumulating(self, cores: int) -> int | None:
         """Returns the bytes per second that `cores` cores read and write to sum gradients; None if not stated.
@@ -425,6 +427,7 @@ class NodeSpec:
             del values["gpu"]["context_memory"]
         if self.gpu.sustained_tensor_rate is None:
             del values["gpu"]["sustained_tensor_rate"]
-        if self.host.memory_bandwidth is None:
-            del values["host"]["memory_bandwidth"]
+        for key in ("memory_bandwidth", "pageable_bandwidth"):
+            if values["host"][key] is None:
+                del values["host"][key]
         return values

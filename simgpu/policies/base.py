@@ -106,6 +106,10 @@ class Policy(ABC):
         """The policy's parameters and their values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def machine(self, node: NodeSpec) -> NodeSpec:
+        """The node as the policy uses it: its plan and its run have this one."""
+        return node
+
     @abstractmethod
     def plan(self, context: PlanContext) -> Program:
         """The program for one iteration."""

@@ -1,6 +1,7 @@
 """Call a policy whose code may fail: a wrong exception or result becomes one `PolicyError` with file and line.
 
-Use `planned` in place of `policy.plan`, `checked_fits` in place of `fits` and `reclaiming` in place of `reclaim`.
+Use `planned` in place of `policy.plan`, `checked_fits` in place of `fits`, `reclaiming` in place of `reclaim`, and
+`machine_of` in place of `machine`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Terminated
+from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.chunks import Reclaim
 from simgpu.policies.base import PlanContext, Policy, policy_label
 from simgpu.program.check import not_a_program
@@ -50,6 +52,15 @@ def checked_fits(policy: Policy, context: PlanContext) -> bool | None:
         return None if answer is None else bool(answer)
     what = f"fits says {shown(answer)}, {a_type(answer)}: it must return a bool, or None where only a run tells"
     raise PolicyError.of(policy_label(policy), what, _definition(policy, "fits"))
+
+
+def machine_of(policy: Policy, node: NodeSpec) -> NodeSpec:
+    """The node as the policy uses it. Raises as `planned` does, also for anything but a node."""
+    answer: object = _called(policy, "machine", lambda: policy.machine(node))
+    if isinstance(answer, NodeSpec):
+        return answer
+    what = f"machine returns {shown(answer)}, {a_type(answer)}: it must return a NodeSpec"
+    raise PolicyError.of(policy_label(policy), what, _definition(policy, "machine"))
 
 
 def reclaiming(policy: Policy) -> Reclaim:

@@ -1,4 +1,4 @@
-"""`save_on_cpu`: offloads every saved tensor, as `torch.autograd.graph.save_on_cpu(pin_memory=True)` does.
+"""`save_on_cpu`: offloads every saved tensor, as `torch.autograd.graph.save_on_cpu` does.
 
 Where autograd saves a tensor, compute waits for its device-to-host copy; where backward unpacks it, compute waits for
 its host-to-device copy. This holds for every saved tensor, weights too, and for each on its own: a tensor that two
@@ -10,6 +10,9 @@ Device memory:
   saved, or that the framework never drops, stay as in `none`.
 * A fetched tensor occupies new memory, even where the saved one is still resident (a weight). It is released when the
   operator of backward that unpacked it is done: after the last kernel that reads any tensor unpacked with it.
+* With `pin_memory` false, PyTorch's default, the host's memory is pageable: the driver copies through a pinned buffer
+  and blocks the host, so compute waits as above, at the node's ``host.pageable_bandwidth``. PyTorch allocates new host
+  memory for each copy; what that takes is not modelled.
 * PyTorch copies a non-contiguous tensor through a temporary one on the device; this is not modelled.
 """
 
@@ -17,14 +20,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from simgpu.errors import InputError
 from simgpu.graph.saved import backward_ends, readers, saved_tensors
 from simgpu.graph.transforms import Unpacked, WithUnpacked
-from simgpu.policies.base import PlanContext, Policy
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, moments_of_saving, releases_after_offload, saved_note
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import Program
+from simgpu.units import format_bandwidth
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,27 @@ class SaveOnCpu(Policy):
     summary = "every saved tensor, weights too, is offloaded when saved and fetched when used; compute waits"
     source = "PyTorch, torch.autograd.graph.save_on_cpu"
 
+    pin_memory: bool = parameter(True, "whether host memory is pinned; if not, copies are slower")
+
+    def machine(self, node: NodeSpec) -> NodeSpec:
+        """The node with the link's rate for this memory. Raises `InputError` where the node does not state it."""
+        if self.pin_memory:
+            return node
+        rate = node.host.pageable_bandwidth
+        if rate is None:
+            what = f"is not set for node {node.name}, so the time of copies of pageable memory is unknown"
+            remedy = "measure it with simgpu validate node, or let the policy have pin_memory: true"
+            raise InputError.single("", "node.host.pageable_bandwidth", what, remedy)
+        kind = f"{node.link.kind}, pageable copies"
+        return replace(node, link=replace(node.link, kind=kind, d2h_bandwidth=rate, h2d_bandwidth=rate))
+
     def plan(self, context: PlanContext) -> Program:
-        """One iteration. Raises `InputError` for several compute streams and for data parallelism."""
+        """One iteration.
+
+        Raises `InputError` for several compute streams, for data parallelism, and for pageable memory inside of another
+        policy.
+        """
+        notes = self._notes(context.node)
         graph, transforms = framework(context.graph, self.name)
         recorded = saved_tensors(graph)
         tensors = [tensor for tensor in recorded.tensors if tensor.bytes]
@@ -63,4 +88,14 @@ class SaveOnCpu(Policy):
             offload(saved[k])
             writer.release_ended(k)
         returned = (Unpacked(t.block, t.bytes, r) for t, r in zip(tensors, read, strict=True))
-        return writer.program((*transforms, WithUnpacked(tuple(returned))), saved_note(recorded))
+        return writer.program((*transforms, WithUnpacked(tuple(returned))), (*notes, *saved_note(recorded)))
+
+    def _notes(self, node: NodeSpec) -> tuple[str, ...]:
+        """What memory is copied, if it is not pinned."""
+        if self.pin_memory:
+            return ()
+        rate = node.host.pageable_bandwidth
+        if rate is None or {node.link.d2h_bandwidth, node.link.h2d_bandwidth} != {rate}:
+            what = "false inside of another policy, whose copies are of pinned memory"
+            raise InputError.single("", "parameters.pin_memory", what, "run save_on_cpu alone, or leave it true")
+        return (f"copies are of pageable memory, {format_bandwidth(rate)} each way",)

@@ -17,7 +17,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext, Policy, no_progress, policy_label
-from simgpu.policies.calling import checked_fits, reclaiming
+from simgpu.policies.calling import checked_fits, machine_of, reclaiming
 from simgpu.policies.registry import make_policy
 from simgpu.program.check import CheckedProgram, not_a_program
 from simgpu.program.data_parallel import DataParallel, ParallelRun, explained, priced, share_of
@@ -149,7 +149,7 @@ class _Run:
     @classmethod
     def of(cls, trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> _Run:
         """A run of checked arguments."""
-        node, budget = config.on(node)
+        node, budget = config.on(machine_of(policy, node))
         full_batch = graph = task_graph(trace, node, config.epoch)
         if how := config.data_parallel:
             graph = exchanging(full_batch.at_batch(share_of(trace.info.batch, how, node)))

@@ -39,6 +39,8 @@ class StandIn:
             CopyDirection.OUT: 12 * GIGA,
             CopyDirection.IN: 10 * GIGA,
             CopyDirection.WITHIN: 400 * GIGA,
+            CopyDirection.PAGEABLE_OUT: 2 * GIGA,
+            CopyDirection.PAGEABLE_IN: 6 * GIGA,
         }
     )
     requested: list[tuple[CopyDirection, int, int]] = field(default_factory=list)
@@ -58,6 +60,8 @@ def test_each_size_is_copied_both_ways_and_the_largest_also_within_the_device() 
         (CopyDirection.IN, 1024, 7),
         (CopyDirection.IN, 4096, 7),
         (CopyDirection.WITHIN, 4096, 7),
+        (CopyDirection.PAGEABLE_OUT, 4096, 7),
+        (CopyDirection.PAGEABLE_IN, 4096, 7),
     ]
 
 
@@ -67,6 +71,7 @@ def test_speeds_are_medians_of_the_largest_copies() -> None:
     assert speeds.d2h == largest * GIGA // (10_000 + largest * GIGA // (12 * GIGA))
     assert speeds.h2d == largest * GIGA // (10_000 + largest * GIGA // (10 * GIGA))
     assert speeds.within == 2 * largest * GIGA // (10_000 + largest * GIGA // (400 * GIGA)), "read plus written"
+    assert speeds.pageable == pytest.approx(3 * GIGA, rel=1e-3), "as much out at 2 GB/s as back at 6 GB/s"
     assert speeds.latency_ns == 10_000
 
 
@@ -113,6 +118,7 @@ def test_the_recorded_file_loads_with_the_measured_numbers(tmp_path: Path) -> No
         (node.link.d2h_bandwidth, expected.d2h),
         (node.link.h2d_bandwidth, expected.h2d),
         (node.gpu.dram_bandwidth, expected.within),
+        (node.host.pageable_bandwidth, expected.pageable),
     ):
         assert result is not None
         assert abs(result - measured) <= 500_000, "written to the MB/s"
@@ -162,7 +168,7 @@ def test_the_memory_size_is_recorded_to_the_byte(tmp_path: Path) -> None:
 
 def test_a_link_too_fast_to_measure_is_no_error() -> None:
     instant = StandIn(latency_ns=0, bandwidths=dict.fromkeys(CopyDirection, 2**62))
-    assert measure(instant, [1, 2], 3) == Speeds(2 * GIGA, 2 * GIGA, 1, 4 * GIGA)
+    assert measure(instant, [1, 2], 3) == Speeds(2 * GIGA, 2 * GIGA, 1, 4 * GIGA, 2 * GIGA)
 
 
 @pytest.mark.parametrize(

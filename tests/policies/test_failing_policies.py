@@ -143,6 +143,18 @@ def test_a_program_that_verify_refuses_names_the_policy_and_the_instruction():
     assert isinstance(caught.value.__cause__, ProgramError)
 
 
+def test_a_machine_that_is_no_node_is_an_error_of_the_policy():
+    @dataclass(frozen=True)
+    class Nowhere(Planning):
+        name = "nowhere"
+
+        def machine(self, node: Any) -> Any:
+            return node.name
+
+    with pytest.raises(PolicyError, match=f"{HERE}:.*policy nowhere: machine returns .*it must return a NodeSpec"):
+        simulate(TRACE, NODE, Nowhere())
+
+
 def test_failures_of_reclaim_and_fits_are_reported_too():
     """`reclaim`, called during the run, and `fits`, called by the search for the largest batch."""
 

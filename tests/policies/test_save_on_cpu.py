@@ -13,6 +13,7 @@ from simgpu.errors import InputError
 from simgpu.graph.saved import saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.text import from_json, listing, to_json
 from simgpu.simulation.run import simulate
@@ -20,7 +21,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, SavedTensor, Trace
 from tests.policies.framework_runs import peak, run, used, work
-from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
+from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, node, trace
 
 numbers = st.integers(1, 60)
 layers = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
@@ -35,6 +36,32 @@ def test_copies_never_overlap_kernels(built: list[tuple[int, int, int]], bandwid
     copies = sum(copy_ns(size, bandwidth, latency) for size in sizes)
     assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
     assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"] == sum(sizes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(built=layers, pageable=st.sampled_from([10**9, 3 * 10**8, 7 * 10**9]))
+def test_pageable_copies_take_the_time_of_pageable_memory(built: list[tuple[int, int, int]], pageable: int) -> None:
+    forward, backward, sizes = map(list, zip(*built, strict=True))
+    where = machine(pageable)
+    result = simulate(chain(forward, backward, sizes), where, "save_on_cpu", parameters={"pin_memory": False})
+    copies = sum(copy_ns(size, pageable, 0) for size in sizes)
+    assert result.iteration_ns == sum(forward) + sum(backward) + 2 * copies
+    assert any(note.startswith("copies are of pageable memory") for note in result.notes)
+    slow = replace(where, link=result.node.link)
+    assert simulate(chain(forward, backward, sizes), slow, "save_on_cpu").iteration_ns == result.iteration_ns
+
+
+def machine(pageable: int | None) -> NodeSpec:
+    return replace(node(10**15, out=5 * 10**9, back=4 * 10**9), host=HostSpec(pageable_bandwidth=pageable))
+
+
+def test_pageable_memory_is_refused_where_its_rate_is_unknown_or_others_copy_too() -> None:
+    built, unpinned = load_trace("digits-cnn-adam-cpu"), {"save_on_cpu": {"pin_memory": False}}
+    with pytest.raises(InputError, match=r"node.host.pageable_bandwidth: is not set for node .*simgpu validate node"):
+        simulate(built, machine(None), "save_on_cpu", parameters={"pin_memory": False})
+    with pytest.raises(InputError, match=r"parameters.pin_memory: false inside of another policy"):
+        parameters = {"inside": unpinned, "micro_batches": 1}
+        simulate(built, machine(10**9), "accumulate", parameters=parameters)
 
 
 @settings(max_examples=25, deadline=None)

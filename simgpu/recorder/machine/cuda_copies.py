@@ -25,7 +25,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class TorchCopies:
-    """Timed copies between a device and host memory, which is pinned if the device is a GPU."""
+    """Timed copies between a device and host memory, which is pinned if the device is a GPU, unless it is pageable."""
 
     device: torch.device
     clock: Clock
@@ -36,8 +36,8 @@ class TorchCopies:
         Raises `InputError` if the memory for a copy of that size cannot be allocated.
         """
         try:
-            source = self._memory(size, on_host=way is CopyDirection.IN)
-            target = self._memory(size, on_host=way is CopyDirection.OUT)
+            source = self._memory(size, way, (CopyDirection.IN, CopyDirection.PAGEABLE_IN))
+            target = self._memory(size, way, (CopyDirection.OUT, CopyDirection.PAGEABLE_OUT))
         except RuntimeError as error:  # PyTorch's out-of-memory error, on host or device
             reason = str(error).partition("\n")[0]
             what = f"out of memory for a copy of {size} bytes, {way}: {reason}"
@@ -45,9 +45,12 @@ class TorchCopies:
         pairs = [self._copy(source, target) for _ in range(_WARM_UP + repetitions)]
         return self.clock.durations(pairs)[_WARM_UP:]
 
-    def _memory(self, size: int, on_host: bool) -> torch.Tensor:
-        if on_host:
+    def _memory(self, size: int, way: CopyDirection, on_host: tuple[CopyDirection, CopyDirection]) -> torch.Tensor:
+        pinned, pageable = on_host
+        if way is pinned:
             return torch.zeros(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        if way is pageable:
+            return torch.ones(size, dtype=torch.uint8)  # zeros would be pages that the system has not allocated yet
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> tuple[object, object]:

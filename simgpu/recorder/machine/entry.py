@@ -132,6 +132,11 @@ def measured_node(
         ("link.d2h_bandwidth", _speed(speeds.d2h), pinned),
         ("link.h2d_bandwidth", _speed(speeds.h2d), pinned),
         ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
+        (
+            "host.pageable_bandwidth",
+            _speed(speeds.pageable),
+            f"{by}: {median}, not pinned, as much out as back, from and to the same memory",
+        ),
         ("host.memory", _exact(host.memory), f"reported by the system to simgpu validate node on {day}"),
         ("host.cores", host.cores, f"reported by the system to simgpu validate node on {day}: {host.cores_are}"),
     ]
