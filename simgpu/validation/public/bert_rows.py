@@ -17,6 +17,7 @@ from torch import nn
 from simgpu.recorder.model_packages import transformers_package
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
+from simgpu.validation.public.timed_loop import Runs
 from simgpu.validation.public.trainer import TrainerOptimizer
 
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -56,9 +57,10 @@ def bert_loop(row: PublishedRow) -> Loop:
     )
 
 
-def timed_bert_loop(row: PublishedRow) -> Loop:
+def timed_bert_loop(row: PublishedRow) -> tuple[Loop, Runs]:
     """The same with all that takes time in the Trainer's step."""
-    return replace(bert_loop(row), optimizer=partial(TrainerOptimizer, adafactor="adafactor" in row.uses))
+    optimizer = partial(TrainerOptimizer, adafactor="adafactor" in row.uses)
+    return replace(bert_loop(row), optimizer=optimizer), Runs()
 
 
 def _made(checkpoints: bool, half: bool, tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:

@@ -8,11 +8,13 @@ the next forward pass has ended, although it deletes the name `logits`.
 
 Approximated: layers run in single operators, not compiled, with PyTorch's flash attention for version 3 or 2 of the
 package; FSDP's buffers for all weights of a group together; the head's weights in bfloat16, which FSDP
-frees during the loss. Gradients are not clipped, which takes little memory.
+frees during the loss. Gradients are clipped for times only, as that takes little memory. For times, the layers are
+compiled one by one and the rest is not; FSDP's copies of weights run one after another with the layers, not at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +25,10 @@ from torch.nn import functional as f
 from torch.utils.checkpoint import checkpoint
 
 from simgpu.recorder.model_packages import transformers_package
+from simgpu.trace.model import Kernel, Phase
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
+from simgpu.validation.public.timed_loop import Runs
 
 #: Sizes by the `config.json` of each model.
 _SIZES = {
@@ -93,6 +97,26 @@ def prime_loop(row: PublishedRow) -> Loop:
         zero_grad="end",
         gradients_apart=True,
     )
+
+
+class _ClippedAdamW(torch.optim.AdamW):
+    """AdamW after clipping gradients to a norm of 1, with multi-tensor operators."""
+
+    def step(self, closure: Any = None) -> Any:
+        """One step; there is no closure."""
+        torch.nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 1.0)
+        return super().step(closure)
+
+
+def timed_prime_loop(row: PublishedRow) -> tuple[Loop, Runs]:
+    """The same with all that takes time on the GPU, and its layers compiled."""
+    return replace(prime_loop(row), optimizer=_ClippedAdamW), Runs(_layer)
+
+
+def _layer(kernel: Kernel) -> str | None:
+    """The layer of an operator, which is a compiled graph."""
+    parts = (kernel.layer or "").split(".")
+    return parts[2] if parts[:2] == ["model", "layers"] and kernel.phase is not Phase.OPTIMIZER else None
 
 
 def _made(config: str, tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:

@@ -66,7 +66,7 @@ FOLLOWED = {
 }
 
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.
-TIMED = frozenset({"ao", "transformers"})
+TIMED = frozenset({"ao", "prime-rl", "transformers"})
 #: Two measured values that differ by no more than this share of the smaller are not ordered.
 MARGIN = 0.02
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -22,19 +23,19 @@ from simgpu.workloads.timemodel.model import Products, time_model
 class Runs:
     """How a loop's step runs.
 
-    is_compiled: whether forward and backward are one compiled graph each, whose launches take the host no time.
+    graph: names the compiled graph of a kernel, as in `fused_durations`; None where nothing is compiled. Launches of
+    compiled steps take the host no time.
     updates: what overlaps, as `optimizer_on_host` has it, where the host updates the weights; None on the GPU.
     host_bandwidth: of the host's memory, which the updates need.
     """
 
-    is_compiled: bool = False
+    graph: Callable[[Kernel], object] | None = None
     updates: Literal["step", "backward"] | None = None
     host_bandwidth: str | None = None
 
 
-def time_of(loop: Loop, node: str, runs: Runs | None = None) -> tuple[int, int, int]:
+def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels on a node's GPU, and its samples."""
-    runs = runs or Runs()
     samples = loop.sequences * loop.micro_batches
     prices = partial(time_model, products=Products.MEASURED)
     gpu = load_node(node).gpu
@@ -50,19 +51,19 @@ def time_of(loop: Loop, node: str, runs: Runs | None = None) -> tuple[int, int, 
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     ).run()
-    if runs.is_compiled:
-        durations = fused_durations(trace, prices(gpu), _whole)
+    if runs.graph is not None:
+        durations = fused_durations(trace, prices(gpu), runs.graph)
         kernels = zip(trace.kernels, durations, strict=True)
         trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
     if runs.updates is not None:
         return *_on_host(trace, node, runs), samples
     durations = [kernel.duration_ns for kernel in trace.kernels]
-    step = sum(durations) if runs.is_compiled else step_ns(durations, waits(trace))
+    step = sum(durations) if runs.graph is not None else step_ns(durations, waits(trace))
     return step, sum(durations), samples
 
 
-def _whole(kernel: Kernel) -> str | None:
-    """The only graph; the optimizer is in none."""
+def whole_model(kernel: Kernel) -> str | None:
+    """The graph of a model that is compiled as a whole; the optimizer is in none."""
     return None if kernel.phase is Phase.OPTIMIZER else "model"
 
 
