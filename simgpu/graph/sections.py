@@ -241,10 +241,15 @@ class _Modules:
         return {k: place for place, k in enumerate(self._names)}
 
     def _has_list(self, path: str) -> bool:
-        """Whether a module is a list of blocks, or contains one that is not bypassed."""
+        """Whether a module is a list of blocks, or contains one that is not bypassed.
+
+        The blocks follow one another; in a numbered list, some may run a part again later, as DiT's first block does.
+        """
         inner = [child for child in self._with_children(path) if not self._is_bypassed(child, path)]
         is_list = len(inner) == len(self._children[path]) > 1 and path not in self._names.values()
-        return (is_list and all(map(self._is_run, inner))) or any(map(self._has_list, inner))
+        is_numbered = all(child.rpartition(".")[2].isdecimal() for child in inner)
+        enough = len(inner) // 2 + 1 if is_numbered else len(inner)
+        return (is_list and sum(map(self._is_run, inner)) >= enough) or any(map(self._has_list, inner))
 
     def _is_bypassed(self, child: str, path: str) -> bool:
         """Whether a kernel of the module after the child reads an activation written before the child."""

@@ -63,6 +63,14 @@ def test_residual_blocks_of_a_list_are_sections():
     assert len(result["stage.0"]) == 5
 
 
+def test_blocks_of_a_numbered_list_are_sections_though_the_first_runs_a_part_again_later():
+    """As in diffusers' DiT, whose last layer asks the first block for its embedding."""
+    layers = [Layer("stem.first", "conv2d", ("x",), "s"), Layer("stem.second", "conv2d", ("s",), "a")]
+    layers += [each for n in range(3) for each in block(f"blocks.{n}", "abc"[n], "bcd"[n])]
+    again = [Layer("blocks.0.embedding", "linear", ("d",), "e"), Layer("head", "linear", ("e",), "f")]
+    assert {"blocks.1", "blocks.2"} < sections(network(*layers, *again)).keys()
+
+
 def test_blocks_of_a_single_kernel_are_sections():
     """Each is read only by the next one, so no shortcut bypasses it."""
     names = ["stem.1", "stem.2", *(f"stage.{n}.conv" for n in range(3)), "head"]
