@@ -97,7 +97,7 @@ class Checkpoint(Policy):
     )
     early_stop: bool = parameter(True, "whether a section runs again only up to what backward needs last")
     inputs: Literal["resident", "waiting", "overlapped"] = parameter(
-        "resident", "where the sections' inputs are until backward: resident, or elsewhere with copies of this kind"
+        "resident", "where the sections' inputs are until backward: resident, or offloaded with copies of this kind"
     )
     to: str = parameter(HOST, "the memory they go to, which has a link to the device")
 
@@ -116,7 +116,7 @@ class Checkpoint(Policy):
         self._check_numbers()
         rules = keeping_rules(self.keep)
         if self.inputs != "resident":
-            require_undivided(context.graph, f"{self.name} with inputs elsewhere")
+            require_undivided(context.graph, f"{self.name} with offloaded inputs")
         graph, transforms = framework(context.graph, self.name)
         section_of, how = chosen(
             sections_of(graph, self.blocks), first=self.first, every=self.every, count=self.count, group=self.group
