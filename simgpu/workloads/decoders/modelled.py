@@ -35,22 +35,27 @@ class DecoderIteration:
 
     trace: its saved tensors state what autograd keeps for backward.
     parameters: number of trained parameters; a table that two layers share counts once.
+    micro_batches: how often forward and backward run.
     """
 
     trace: Trace
     parameters: int
+    micro_batches: int = 1
 
     @property
     def saved(self) -> list[SavedBlock]:
-        """The blocks other than weights that autograd keeps for backward, in the order in which forward saves them."""
-        blocks = self.trace.block_by_id
-        first = {row.block: row.layer or "" for row in reversed(self.trace.saved)}
-        kept = (SavedBlock(blocks[name], first[name]) for name in dict.fromkeys(row.block for row in self.trace.saved))
+        """The blocks other than weights that autograd keeps for backward, in the order in which forward saves them.
+
+        Those of the first micro-batch: each next one saves as many once those before are freed.
+        """
+        blocks, rows = self.trace.block_by_id, self.trace.saved[: len(self.trace.saved) // self.micro_batches]
+        first = {row.block: row.layer or "" for row in reversed(rows)}
+        kept = (SavedBlock(blocks[name], first[name]) for name in dict.fromkeys(row.block for row in rows))
         return [each for each in kept if each.block.kind is not BlockKind.WEIGHT]
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that autograd keeps for backward, without weights."""
+        """Bytes that autograd keeps for backward of a micro-batch, without weights."""
         return sum(each.block.bytes for each in self.saved)
 
 
@@ -94,7 +99,7 @@ def decoder_iteration(
     if trace is None:
         what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
         raise InputError.single("", "batch and length", what, "give a smaller batch or length")
-    return DecoderIteration(trace, sum(weight.count for weight in session.weights))
+    return DecoderIteration(trace, sum(weight.count for weight in session.weights), options.micro_batches)
 
 
 def _problems(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import simgpu
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.check import check_trace
@@ -157,3 +158,30 @@ def test_a_length_beyond_the_sliding_window_saves_a_mask_in_each_layer() -> None
     assert built(windowed, 63).saved_bytes == built(whole, 63).saved_bytes
     masks = [each for each in built(windowed, 64).saved if each.block.shape == (2, 1, 64, 72)]
     assert [mask.layer for mask in masks] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32", "autocast": "bfloat16"}])
+def test_micro_batches_need_the_memory_of_the_policy_that_accumulates(options: dict[str, Any]) -> None:
+    """`accumulate` splits the trace of the whole batch; it does not model the divided loss, four bytes."""
+    values, node = {**SMALL, "vocab_size": 5000}, load_node("h100")
+    whole, parts = (built(values, 128, batch=8, micro_batches=count, **options).trace for count in (1, 4))
+    check_trace(parts)
+    by_policy = simgpu.simulate(whole, node, "accumulate", parameters={"micro_batches": 4})
+    own = simgpu.simulate(parts, node, "none")
+    assert own.metrics.device_peak_bytes - by_policy.metrics.device_peak_bytes == 4
+
+
+def test_autocast_halves_what_products_save_and_keeps_weights_in_float32() -> None:
+    plain, mixed = (built(SMALL, dtype="float32", autocast=autocast) for autocast in (None, "bfloat16"))
+    weights = [
+        sum(block.bytes for block in each.trace.blocks if block.kind is BlockKind.WEIGHT) for each in (plain, mixed)
+    ]
+    assert weights[0] == weights[1]
+    inputs = {block.shape: block.dtype for block, layer in mixed.saved if layer.endswith("down_proj")}
+    assert inputs == {(2, 32, 128): "bfloat16", (64, 128): "bfloat16"}
+    assert mixed.trace.info.compute == "bfloat16 (autocast)"
+
+
+def test_saved_bytes_are_those_of_one_micro_batch() -> None:
+    parts, one = built(SMALL, batch=6, micro_batches=3), built(SMALL, batch=2)
+    assert (parts.saved_bytes, len(parts.saved)) == (one.saved_bytes, len(one.saved))
