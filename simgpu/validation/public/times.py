@@ -112,7 +112,7 @@ def slowdowns(times: Iterable[ComparedTime]) -> list[Slowdown]:
     """The slowdown of each row over its baseline, where both are predicted.
 
     >>> [each.baseline.id for each in slowdowns(compared_times(timed_rows(), stored_times()))][:2]
-    ['t-148', 't-148']
+    ['t-088', 't-148']
     """
     compared = {each.row.id: each for each in times}
     found = []
