@@ -103,15 +103,33 @@ def _parts(graph: TaskGraph, layers: Sequence[str]) -> list[list[str]]:
 
 def _is_last(graph: TaskGraph, layers: Sequence[str]) -> bool:
     """Whether no kernel of forward behind these layers reads a weight or, where no weight is known, follows at all."""
-    forward = _forward(graph, graph.rounds[0])
+    forward = _once(graph)
     behind = forward[1 + max(n for n, k in enumerate(forward) if graph.layers.name_of(k) in layers) :]
     weights = _weights(graph)
     return not any(not weights or weights.intersection(graph.reads[k]) for k in behind)
 
 
 def _forward(graph: TaskGraph, part: Round) -> list[int]:
-    """The kernels of forward in a round. Where the batch is split, the first round has all layers once."""
+    """The kernels of forward in a round."""
     return [k for k in range(part.first, part.stop) if graph.kernels[k].phase is Phase.FORWARD]
+
+
+def _once(graph: TaskGraph) -> list[int]:
+    """The kernels of forward that have all layers once: those of the first round, where the batch is split.
+
+    Of a layer that runs in several forward passes, as in recorded micro-batches, only those of the first one.
+    """
+    kernels: list[int] = []
+    earlier: set[str] = set()
+    current: set[str] = set()
+    for k in range(graph.rounds[0].first, graph.rounds[0].stop):
+        if graph.kernels[k].phase is not Phase.FORWARD:
+            earlier |= current
+            current.clear()
+        elif (name := graph.layers.name_of(k)) not in earlier:
+            kernels.append(k)
+            current.add(name)
+    return kernels
 
 
 def _weights(graph: TaskGraph) -> frozenset[int]:
@@ -121,7 +139,7 @@ def _weights(graph: TaskGraph) -> frozenset[int]:
 def _behind_cuts(graph: TaskGraph) -> frozenset[str]:
     """The layers at whose start exactly one activation is live, in its final version, and all earlier layers have
     ended."""
-    forward = _forward(graph, graph.rounds[0])
+    forward = _once(graph)
     last_of_layer = {graph.layers.name_of(k): k for k in forward}
     flows = activations(graph)
     written: dict[int, int] = {}
@@ -205,7 +223,7 @@ class _Modules:
     @cached_property
     def _names(self) -> dict[int, str]:
         graph = self.graph
-        return {k: graph.layers.name_of(k) for k in _forward(graph, graph.rounds[0])}
+        return {k: graph.layers.name_of(k) for k in _once(graph)}
 
     @cached_property
     def _kernels(self) -> dict[str, list[int]]:

@@ -160,14 +160,15 @@ def test_a_length_beyond_the_sliding_window_saves_a_mask_in_each_layer() -> None
     assert [mask.layer for mask in masks] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
+@pytest.mark.parametrize("inside", ["none", "checkpoint"])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32", "autocast": "bfloat16"}])
-def test_micro_batches_need_the_memory_of_the_policy_that_accumulates(options: dict[str, Any]) -> None:
+def test_micro_batches_need_the_memory_of_the_policy_that_accumulates(options: dict[str, Any], inside: str) -> None:
     """`accumulate` splits the trace of the whole batch; it does not model the divided loss, four bytes."""
     values, node = {**SMALL, "vocab_size": 5000}, load_node("h100")
     whole, parts = (built(values, 128, batch=8, micro_batches=count, **options).trace for count in (1, 4))
     check_trace(parts)
-    by_policy = simgpu.simulate(whole, node, "accumulate", parameters={"micro_batches": 4})
-    own = simgpu.simulate(parts, node, "none")
+    by_policy = simgpu.simulate(whole, node, "accumulate", parameters={"micro_batches": 4, "inside": inside})
+    own = simgpu.simulate(parts, node, inside)
     assert own.metrics.device_peak_bytes - by_policy.metrics.device_peak_bytes == 4
 
 
