@@ -57,14 +57,12 @@ class Speeds:
     d2h, h2d: bytes per second of the largest copies between device and host.
     latency_ns: latency of a copy in nanoseconds, the same in both directions.
     within: bytes read plus bytes written per second by the largest copy inside the device.
-    pageable: bytes per second of the largest copies of memory that is not pinned, as much out as back.
     """
 
     d2h: int
     h2d: int
     latency_ns: int
     within: int
-    pageable: int
 
 
 def measure(device: CopyDevice, sizes: Sequence[int], repetitions: int) -> Speeds:
@@ -75,17 +73,18 @@ def measure(device: CopyDevice, sizes: Sequence[int], repetitions: int) -> Speed
     }
     largest = max(sizes)
     within = max(1, median_low(device.copy_times(CopyDirection.WITHIN, largest, repetitions)))
-    pageable = sum(
-        max(1, median_low(device.copy_times(way, largest, repetitions)))
-        for way in (CopyDirection.PAGEABLE_OUT, CopyDirection.PAGEABLE_IN)
-    )
     return Speeds(
         d2h=_per_second(largest, medians[CopyDirection.OUT][largest]),
         h2d=_per_second(largest, medians[CopyDirection.IN][largest]),
         latency_ns=fit_latency(medians),
         within=_per_second(2 * largest, within),
-        pageable=_per_second(2 * largest, pageable),
     )
+
+
+def measure_pageable(device: CopyDevice, size: int, repetitions: int) -> int:
+    """Bytes per second of copies of `size` bytes of host memory that is not pinned, as much out as back."""
+    both = (CopyDirection.PAGEABLE_OUT, CopyDirection.PAGEABLE_IN)
+    return _per_second(2 * size, sum(max(1, median_low(device.copy_times(way, size, repetitions))) for way in both))
 
 
 def fit_latency(times: Mapping[CopyDirection, Mapping[int, int]]) -> int:

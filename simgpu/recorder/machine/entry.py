@@ -14,7 +14,14 @@ import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import ArchitectureName
-from simgpu.recorder.machine.bandwidth import DEFAULT_SIZES, CopyDevice, GpuProperties, Speeds, measure
+from simgpu.recorder.machine.bandwidth import (
+    DEFAULT_SIZES,
+    CopyDevice,
+    GpuProperties,
+    Speeds,
+    measure,
+    measure_pageable,
+)
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -134,7 +141,7 @@ def measured_node(
         ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
         (
             "host.pageable_bandwidth",
-            _speed(speeds.pageable),
+            _speed(measure_pageable(copies, max(sizes), repetitions)),
             f"{by}: {median}, not pinned, as much out as back, from and to the same memory",
         ),
         ("host.memory", _exact(host.memory), f"reported by the system to simgpu validate node on {day}"),
