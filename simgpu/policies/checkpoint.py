@@ -51,15 +51,9 @@ from typing import Literal
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
+from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
 from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensors
-from simgpu.graph.sections import (
-    NUMBERED,
-    Region,
-    Rerun,
-    regions_of,
-    rerun_of,
-    saved_inside,
-)
+from simgpu.graph.sections import NUMBERED
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter, require_undivided

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simgpu.graph.recompute import Ancestry
+from simgpu.graph.regions import Region, regions_of, rerun_of, saved_inside
 from simgpu.graph.saved import Saved
-from simgpu.graph.sections import Region, regions_of, rerun_of, saved_inside
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind
 from tests.semantics.hand_made import BACKWARD, block, graph, held, kernel

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import compress
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.graph.sections import NUMBERED, Region, Sections, default_sections
+from simgpu.graph.regions import Region
+from simgpu.graph.sections import NUMBERED, Sections, default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import BlockKind, Phase
 
