@@ -34,7 +34,7 @@ _PIECE = 64
 
 #: Compiled functions allocate no arrays, so they need not count references: counting, for which threads wait, takes a
 #: third of the time. All are inlined, since a call takes longer than most of the functions.
-_OPTIONS = {"nogil": True, "inline": "always", "_nrt": False}
+_OPTIONS = {"nogil": True, "forceinline": True, "_nrt": False}
 
 #: Tables that are kept of one graph: of two links, say.
 _MOST_TABLES = 4
