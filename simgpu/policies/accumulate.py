@@ -33,10 +33,10 @@ from simgpu.graph.split import end_of_backward
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.spec import NodeSpec
-from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.memory.transfer import NANO
-from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, policy_label, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, require_one_stream
 from simgpu.policies.calling import planned
+from simgpu.policies.common.inside import Outer
 from simgpu.policies.common.sub_batches import on_batch_norms, on_times, samples_text
 from simgpu.policies.registry import policy_inside
 from simgpu.program.data_parallel import elementwise_rate
@@ -50,13 +50,12 @@ from simgpu.workloads.timemodel.operation import OperationKind
 
 
 @dataclass(frozen=True)
-class GradientAccumulation(Policy):
+class GradientAccumulation(Outer):
     """Forward and backward of one micro-batch after the other, gradients summed in place, one optimizer step."""
 
     name = "accumulate"
     summary = "gradient accumulation: micro-batches under another policy, gradients summed, one optimizer step"
     source = "PyTorch, gradient accumulation in a training loop; torch/csrc/autograd/functions/accumulate_grad.h"
-    libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")  # of policies inside
     splits_batch = True
 
     micro_batches: int = parameter(0, "number of equal micro-batches; 0: the smallest number that fits")
@@ -64,9 +63,14 @@ class GradientAccumulation(Policy):
         "none", "policy of each micro-batch, as a scenario has it: a name, or {name: {parameter: value}}"
     )
 
-    def __post_init__(self) -> None:
-        # Its label, since a mapping, as files have it, cannot be hashed.
-        object.__setattr__(self, "inside", policy_label(_inner(self.inside)))
+    @property
+    def inner(self) -> Policy:
+        """The policy of each micro-batch."""
+        inner = policy_inside(self.inside)
+        if inner.splits_batch:
+            what = f"{inner.name} splits the batch itself"
+            raise InputError.single("", "parameters.inside", what, "choose a policy of the whole batch, such as vdnn")
+        return inner
 
     def plan(self, context: PlanContext) -> Program:
         """The program of all micro-batches.
@@ -78,15 +82,6 @@ class GradientAccumulation(Policy):
         if self.micro_batches:
             return self._program(context, self.micro_batches)
         return self._smallest(context)
-
-    @property
-    def clairvoyant(self) -> bool:
-        """Whether the policy inside is."""
-        return _inner(self.inside).clairvoyant
-
-    def reclaim(self, residents: ResidentChunks) -> Chunk | None:
-        """The chunk that the policy inside evicts."""
-        return _inner(self.inside).reclaim(residents)
 
     def _smallest(self, context: PlanContext) -> Program:
         """The program with the fewest micro-batches that fits; with one sample each where none does."""
@@ -112,7 +107,7 @@ class GradientAccumulation(Policy):
 
     def _program(self, context: PlanContext, count: int) -> Program:
         """The program in this number of micro-batches."""
-        inner, graph = _inner(self.inside), context.graph
+        inner, graph = self.inner, context.graph
         samples = micro_batch(graph, count)
         if count == 1:
             return planned(inner, context)
@@ -133,15 +128,6 @@ class GradientAccumulation(Policy):
             *on_batch_norms(graph.trace, samples),
         )
         return replace(in_micro_batches(program), notes=(*notes, *program.notes))
-
-
-def _inner(written: object) -> Policy:
-    """The policy of each micro-batch."""
-    inner = policy_inside(written)
-    if inner.splits_batch:
-        what = f"{inner.name} splits the batch itself"
-        raise InputError.single("", "parameters.inside", what, "choose a policy of the whole batch, such as vdnn")
-    return inner
 
 
 def _how(graph: TaskGraph, node: NodeSpec, count: int) -> Accumulate:

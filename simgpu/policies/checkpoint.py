@@ -56,7 +56,7 @@ from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensor
 from simgpu.graph.sections import NUMBERED
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
-from simgpu.policies.base import PlanContext, Policy, parameter, require_undivided
+from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
 from simgpu.policies.common.section_choice import chosen, keeping_rules, kept_results, sections_of
@@ -109,8 +109,6 @@ class Checkpoint(Policy):
             raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
         self._check_numbers()
         rules = keeping_rules(self.keep)
-        if self.inputs != "resident":
-            require_undivided(context.graph, f"{self.name} with offloaded inputs")
         graph, transforms = framework(context.graph, self.name)
         section_of, how = chosen(
             sections_of(graph, self.blocks), first=self.first, every=self.every, count=self.count, group=self.group

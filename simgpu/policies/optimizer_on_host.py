@@ -38,10 +38,10 @@ from simgpu.graph.host_updates import UpdateOnHost
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import Update, updates_of
-from simgpu.memory.chunks import Chunk, ResidentChunks
 from simgpu.memory.pool import aligned
-from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, policy_label, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, require_one_stream
 from simgpu.policies.calling import planned
+from simgpu.policies.common.inside import Outer
 from simgpu.policies.registry import policy_inside
 from simgpu.program.host_updates import updating_on_host
 from simgpu.program.instructions import Program
@@ -50,13 +50,12 @@ from simgpu.units import format_bytes, format_time
 
 
 @dataclass(frozen=True)
-class OptimizerOnHost(Policy):
+class OptimizerOnHost(Outer):
     """Optimizer state and updates of a share of the weights on the host, everything else under another policy."""
 
     name = "optimizer_on_host"
     summary = "the host holds optimizer state and updates weights; gradients go to it, new weights come back"
     source = "Ren et al., ATC 2021; Megatron-LM's HybridDeviceOptimizer; torchao's CPUOffloadOptimizer"
-    libraries = ("numba", "scipy", "scikit-learn", "bayesian-optimization")  # of policies inside
 
     fraction: float = parameter(1.0, "share of the weights, by bytes, that the host updates")
     overlap: Literal["none", "gradients", "step", "backward"] = parameter(
@@ -69,18 +68,10 @@ class OptimizerOnHost(Policy):
         "none", "policy of everything else, as a scenario has it: a name, or {name: {parameter: value}}"
     )
 
-    def __post_init__(self) -> None:
-        # Its label, since a mapping, as files have it, cannot be hashed.
-        object.__setattr__(self, "inside", policy_label(policy_inside(self.inside)))
-
     @property
-    def clairvoyant(self) -> bool:
-        """Whether the policy inside is."""
-        return policy_inside(self.inside).clairvoyant
-
-    def reclaim(self, residents: ResidentChunks) -> Chunk | None:
-        """The chunk that the policy inside evicts."""
-        return policy_inside(self.inside).reclaim(residents)
+    def inner(self) -> Policy:
+        """The policy of everything else."""
+        return policy_inside(self.inside)
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration.
@@ -105,8 +96,8 @@ class OptimizerOnHost(Policy):
             return context.trial(on_host(program))
 
         # What is decided about blocks does not hold for a program whose optimizer is elsewhere.
-        inner = replace(context, budget=context.budget + state, trial=trial, chosen=no_progress)
-        program = planned(policy_inside(self.inside), inner)
+        within = replace(context, budget=context.budget + state, trial=trial, chosen=no_progress)
+        program = planned(self.inner, within)
         hosted = on_host(program)
         last = transformed(graph, hosted.transforms)
         took = sum(last.durations[k] for k, kernel in enumerate(last.kernels) if kernel.id.startswith("update:"))

@@ -14,7 +14,7 @@ from simgpu.planning.options import Decisions
 from simgpu.policies.accumulate import GradientAccumulation, adding_rate
 from simgpu.policies.base import policy_label
 from simgpu.policies.joint.time_bounds import bounds_of
-from simgpu.policies.registry import make_policy
+from simgpu.policies.registry import make_policy, policy_written
 from simgpu.program.data_parallel import elementwise_rate
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.folder import load_trace
@@ -105,13 +105,14 @@ def test_a_trace_that_cannot_be_split_runs_as_one_micro_batch_unless_a_number_is
     assert run(built).program == simulate(built, node(10**12), "none").program
 
 
-@pytest.mark.parametrize("inside", ["none", "checkpoint", "save_on_cpu"])
+@pytest.mark.parametrize("inside", ["none", "checkpoint", "checkpoint(inputs=waiting)", "save_on_cpu"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_policy_whose_copies_never_overlap_runs_in_each_micro_batch(inside: str, count: int):
     """Every micro-batch takes its time at that batch, in which adds run alone."""
     built = load_trace("resnet20-cifar-cpu")
     where = load_node("laptop-2gb")
-    micro = simulate(at_batch(built, built.info.batch // count), where, inside)
+    alone = policy_written(inside)
+    micro = simulate(at_batch(built, built.info.batch // count), where, alone.name, parameters=alone.parameters)
     result = run(built, where, micro_batches=count, inside=inside)
     optimizer = sum(k.duration_ns for k in built.kernels if k.phase is OPTIMIZER)
     adds = sum(ns for k, ns in zip(result.graph.kernels, result.graph.durations, strict=True) if is_add(k.id))

@@ -178,6 +178,7 @@ class TestAccumulate(PolicyContract):
         {"micro_batches": 4},
         {"micro_batches": 2, "inside": "vdnn"},
         {"micro_batches": 2, "inside": "checkpoint"},
+        {"micro_batches": 4, "inside": "checkpoint(inputs=overlapped)"},
         {"micro_batches": 4, "inside": "async_offload(min_bytes=1)"},
         {"micro_batches": 4, "inside": "save_on_cpu"},
         {"micro_batches": 4, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
