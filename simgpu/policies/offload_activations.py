@@ -42,14 +42,19 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.graph.saved import Saved, autograd_ends, backward_ends, readers, saved_tensors
+from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
-from simgpu.policies.common.framework import framework, moments_of_saving, releases_after_offload, saved_note
+from simgpu.policies.common.framework import (
+    framework,
+    is_activation,
+    moments_of_saving,
+    releases_with_savers,
+    saved_note,
+)
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import DATA, DEVICE, HOST, Program
-from simgpu.trace.model import BlockKind
 from simgpu.units import format_bytes
 
 #: The output head by TRL's list of attributes of a model, in its order; torchtune looks for the first alone.
@@ -83,7 +88,9 @@ class OffloadActivations(Policy):
         recorded = saved_tensors(graph)
         head = _head(graph, self.head)
         large = [
-            tensor.bytes >= max(self.min_offload_size, 1) and _is_activation(graph, tensor, head)
+            tensor.bytes >= max(self.min_offload_size, 1)
+            and is_activation(graph, tensor)
+            and not _is_in(graph, tensor, head)
             for tensor in recorded.tensors
         ]
         hooks = _Hooks(graph, recorded.tensors, large, self.max_fwd_stash_size, self.saved_again == "resident")
@@ -121,13 +128,10 @@ def _head(graph: TaskGraph, named: str) -> str:
     return named
 
 
-def _is_activation(graph: TaskGraph, tensor: Saved, head: str) -> bool:
-    """Whether a saved tensor is no parameter or buffer, not saved by the head, and not changed in place later."""
-    block, layer = graph.blocks[tensor.block], graph.layers.name_of(tensor.before)
-    in_head = bool(head) and (layer == head or layer.startswith(f"{head}."))
-    is_changed = any(k > tensor.after and tensor.block in graph.writes[k] for k in graph.uses[tensor.block])
-    is_held = block.persistent and block.kind not in (BlockKind.INPUT, BlockKind.LABEL)
-    return not (in_head or is_changed or is_held)
+def _is_in(graph: TaskGraph, tensor: Saved, head: str) -> bool:
+    """Whether the head saved a tensor."""
+    layer = graph.layers.name_of(tensor.before)
+    return bool(head) and (layer == head or layer.startswith(f"{head}."))
 
 
 def _note(hooks: _Hooks, head: str) -> tuple[str, ...]:
@@ -305,26 +309,14 @@ class _Offloading:
         graph, hooks = self.graph, self.hooks
         self.read = {n: hooks.read[n] if n in hooks.fetched else () for n in hooks.offloaded}
         self.form = {n: len(graph.blocks) + place for place, n in enumerate(hooks.offloaded)}
-        self.writer = Eager(graph, self._releases())
+        left = {n: hooks.left[n] for n in hooks.offloaded}
+        self.writer = Eager(graph, releases_with_savers(graph, hooks.tensors, left, self.read))
         self.fetching = [
             node._replace(numbers=fetched)
             for node in hooks.nodes
             if (fetched := tuple(n for n in node.numbers if n in hooks.fetched))
         ]
         self.places = _places(graph, hooks, self.fetching)
-
-    def _releases(self) -> list[int | None]:
-        """The kernel after which each block is released."""
-        tensors, offloaded = self.hooks.tensors, set(self.hooks.offloaded)
-        copied = [tensors[n]._replace(after=self.hooks.left[n]) for n in self.hooks.offloaded]
-        releases = releases_after_offload(self.graph, copied, [self.read[n] for n in self.hooks.offloaded])
-        blocks = {tensor.block for tensor in copied}
-        for n, end in enumerate(autograd_ends(self.graph, tensors)):
-            b = tensors[n].block
-            release = releases[b]
-            if n not in offloaded and b in blocks and release is not None:
-                releases[b] = max(release, end)
-        return releases
 
     def write(self) -> None:
         """Write all kernels with the copies and releases between them."""

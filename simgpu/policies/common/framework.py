@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simgpu.errors import InputError
-from simgpu.graph.saved import Saved, SavedTensors
+from simgpu.graph.saved import Saved, SavedTensors, autograd_ends
 from simgpu.graph.taskgraph import TaskGraph, Transform
 from simgpu.graph.transforms import Uncompressed, uncompressed
 from simgpu.policies.base import require_one_stream
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower, require_reads
 from simgpu.program.placement import Placement
+from simgpu.trace.model import BlockKind
 
 
 def framework(graph: TaskGraph, policy: str) -> tuple[TaskGraph, tuple[Transform, ...]]:
@@ -75,6 +76,34 @@ def releases_after_offload(
         releases[b] = max((k for k in graph.uses[b] if k not in copy_readers[b]), default=earliest)
         releases[b] = max(releases[b] or 0, earliest)
     return releases
+
+
+def releases_with_savers(
+    graph: TaskGraph, tensors: Sequence[Saved], left: Mapping[int, int], read: Mapping[int, Sequence[int]]
+) -> list[int | None]:
+    """The kernel after which each block is released, where only some of its saved tensors are offloaded.
+
+    left, read: by number of each offloaded tensor, the kernel after which it leaves the device, and the kernels that
+    read its copy. A block that an operator saves whose tensor stays is held until autograd frees that one.
+    """
+    numbers = list(left)
+    copied = [tensors[n]._replace(after=left[n]) for n in numbers]
+    releases = releases_after_offload(graph, copied, [read[n] for n in numbers])
+    blocks = {tensor.block for tensor in copied}
+    for n, end in enumerate(autograd_ends(graph, tensors)):
+        b = tensors[n].block
+        release = releases[b]
+        if n not in left and b in blocks and release is not None:
+            releases[b] = max(release, end)
+    return releases
+
+
+def is_activation(graph: TaskGraph, tensor: Saved) -> bool:
+    """Whether a saved tensor is no parameter or buffer and not changed in place later, which PyTorch refuses."""
+    block = graph.blocks[tensor.block]
+    is_changed = any(k > tensor.after and tensor.block in graph.writes[k] for k in graph.uses[tensor.block])
+    is_held = block.persistent and block.kind not in (BlockKind.INPUT, BlockKind.LABEL)
+    return not (is_changed or is_held)
 
 
 def plain_framework(graph: TaskGraph) -> Program:
