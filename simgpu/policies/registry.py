@@ -42,6 +42,7 @@ _BUILT_IN = {
     "save_on_cpu": "simgpu.policies.save_on_cpu:SaveOnCpu",
     "async_offload": "simgpu.policies.async_offload:AsyncOffload",
     "offload_activations": "simgpu.policies.offload_activations:OffloadActivations",
+    "offload_groups": "simgpu.policies.offload_groups.policy:OffloadGroups",
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
     "optimizer_on_host": "simgpu.policies.optimizer_on_host:OptimizerOnHost",
     "lru": "simgpu.policies.lru:Lru",

@@ -135,6 +135,17 @@ class TestOffloadActivations(PolicyContract):
     )
 
 
+class TestOffloadGroups(PolicyContract):
+    policy = "offload_groups"
+    copies_ahead = True
+    parameter_sets = (
+        {"blocks": 3, "min_elements": 1},
+        {"blocks": 4, "num_layers": 2, "min_elements": 1},
+        {"blocks": 4, "num_layers": 2, "schedule": "transformer_engine_v1"},
+        {"blocks": 4, "num_layers": 2, "schedule": "transformer_engine_v1", "double_buffering": True},
+    )
+
+
 class TestCheckmate(PolicyContract):
     policy = "checkmate"
     parameter_sets = ({"groups": 10, "evaluations": 10_000}, {"groups": 12, "method": "rounding"})
@@ -182,6 +193,7 @@ class TestAccumulate(PolicyContract):
         {"micro_batches": 4, "inside": "async_offload(min_bytes=1)"},
         {"micro_batches": 4, "inside": "save_on_cpu"},
         {"micro_batches": 4, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
+        {"micro_batches": 4, "inside": "offload_groups(blocks=3, min_elements=1)"},
         {"micro_batches": 2, "inside": "joint(evaluations=2000, lower_bound=false)"},
     )
 

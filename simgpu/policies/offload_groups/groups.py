@@ -1,0 +1,112 @@
+"""Groups of saved tensors that are offloaded together: those of a layer, or of a module of each layer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from simgpu.graph.regions import Region, saved_inside
+from simgpu.graph.saved import Saved, backward_ends
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.offload_groups.modules import Module
+from simgpu.trace.model import Phase
+
+
+class Group(NamedTuple):
+    """Saved tensors of one module in one forward pass.
+
+    name: of the module; of modules of several layers that are alike, the same. start, commit: the first and the last
+    kernel of forward that belongs to it. begin, end: the first and the last kernel of its backward. numbers: its saved
+    tensors in the order of saving, those that stay on the device too.
+    """
+
+    name: str
+    start: int
+    commit: int
+    begin: int
+    end: int
+    numbers: tuple[int, ...]
+
+
+class Pass(NamedTuple):
+    """One forward pass with the backward that follows it: its kernels, from `first` up to `stop`."""
+
+    first: int
+    stop: int
+
+
+def passes_of(graph: TaskGraph) -> list[Pass]:
+    """The passes of an iteration: one, or one for each micro-batch, whether it was recorded or is a round.
+
+    A round of the optimizer alone is none.
+
+    >>> from simgpu.trace.chain import chain
+    >>> passes_of(TaskGraph.of(chain([5, 7], [10, 14], [100, 200])))
+    [Pass(first=0, stop=4)]
+    """
+    passes = []
+    for part in graph.rounds:
+        first, phase = part.first, Phase.FORWARD
+        for k in range(part.first, part.stop):
+            if graph.kernels[k].phase is Phase.FORWARD and phase is Phase.BACKWARD:
+                passes.append(Pass(first, k))
+                first = k
+            phase = graph.kernels[k].phase
+        passes.append(Pass(first, part.stop))
+    return [each for each in passes if any(graph.kernels[k].phase is Phase.FORWARD for k in range(*each))]
+
+
+def groups_of(
+    graph: TaskGraph, part: Pass, modules: Mapping[int, Module], tensors: Sequence[Saved]
+) -> dict[Module, Group]:
+    """The groups of a pass, in the order in which forward begins them. modules: of each kernel of forward."""
+    regions = list(_regions(modules, part))
+    section_of = {graph.layers.name_of(k): _key(modules[k]) for region in regions for k in range(*region[1:])}
+    of_key = {_key(module): module for module in modules.values()}
+    number = {id(tensor): n for n, tensor in enumerate(tensors)}
+    own = [tensor for tensor in tensors if part.first - 1 <= tensor.after < part.stop and tensor.before < part.stop]
+    saved: defaultdict[Module, list[Saved]] = defaultdict(list)
+    spans: dict[Module, range] = {}
+    for region, inside in zip(regions, saved_inside(graph, regions, section_of, own), strict=True):
+        module = of_key[region.section]
+        saved[module] += inside
+        spans[module] = range(spans.get(module, range(region.first, 0)).start, region.stop)
+    unused = dict(zip(map(id, own), backward_ends(graph, own), strict=True))
+    backward = _backward(graph, part)
+    groups = {}
+    for module, span in spans.items():
+        listed = sorted(saved[module], key=lambda tensor: number[id(tensor)])
+        used = [k for tensor in listed for k in (tensor.before, unused[id(tensor)])]
+        used += (k for tag in module.tags for k in backward.get(tag, ()))
+        if used:
+            numbers = tuple(number[id(tensor)] for tensor in listed)
+            groups[module] = Group(module.name, span[0], span[-1], min(used), max(used), numbers)
+    return groups
+
+
+def _key(module: Module) -> str:
+    return f"{module.layer}:{module.name}"
+
+
+def _regions(modules: Mapping[int, Module], part: Pass) -> Iterator[Region]:
+    """The runs of kernels of the same module."""
+    run: Region | None = None
+    for k in range(part.first, part.stop):
+        key = _key(modules[k]) if k in modules else None
+        if run is not None and run.section != key:
+            yield run
+            run = None
+        if key is not None:
+            run = Region(key, k, k + 1) if run is None else run._replace(stop=k + 1)
+    if run is not None:
+        yield run
+
+
+def _backward(graph: TaskGraph, part: Pass) -> dict[str, list[int]]:
+    """The kernels of backward of each layer tag."""
+    kernels: defaultdict[str, list[int]] = defaultdict(list)
+    for k in range(part.first, part.stop):
+        if graph.kernels[k].phase is Phase.BACKWARD:
+            kernels[graph.layers.name_of(k)].append(k)
+    return kernels

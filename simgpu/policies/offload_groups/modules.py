@@ -1,0 +1,127 @@
+"""The modules whose saved tensors form a group: whole layers, or parts of each layer that Megatron-LM names."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.trace.model import Phase
+
+#: The modules of Megatron-LM's ``--offload-modules`` that are looked for, in the order in which they run.
+MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+#: Those that it has for other architectures or kernels.
+ELSEWHERE = ("expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv")
+_PRODUCTS = ("mm", "addmm", "linear")
+_ATTENTION = re.compile(r"_scaled_dot_product|flash_attention|efficient_attention|^(bmm|baddbmm|_softmax)$")
+#: The last part of a norm's path.
+_NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
+
+
+class Module(NamedTuple):
+    """A module of one layer. tags: the layer tags that are its own in backward, none for a part of a tag."""
+
+    layer: str
+    name: str
+    tags: tuple[str, ...]
+
+
+def whole_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Module]:
+    """For each kernel of forward in a layer, the layer as a module. layer_of: the layer of each tag."""
+    tags: defaultdict[str, list[str]] = defaultdict(list)
+    for tag, layer in layer_of.items():
+        tags[layer].append(tag)
+    modules = {layer: Module(layer, "layer", tuple(each)) for layer, each in tags.items()}
+    return {k: modules[layer] for k, layer in _forward(graph, layer_of)}
+
+
+def parts_of_layers(graph: TaskGraph, layer_of: Mapping[str, str], names: Sequence[str]) -> dict[int, Module]:
+    """For each kernel of forward in a named part of a layer, that part.
+
+    ``mlp_norm`` always counts, because ``attn_norm`` ends where it begins. Raises `InputError` for names that are not
+    Megatron-LM's, and for parts that no layer has.
+    """
+    _check(names)
+    kernels: defaultdict[str, list[int]] = defaultdict(list)
+    for k, layer in _forward(graph, layer_of):
+        kernels[layer].append(k)
+    modules: dict[int, Module] = {}
+    for layer, listed in kernels.items():
+        for name, own in _parts(graph, listed).items():
+            tags = tuple(dict.fromkeys(graph.layers.name_of(k) for k in own))
+            whole = {k for k in listed if graph.layers.name_of(k) in tags} == set(own)
+            modules |= dict.fromkeys(own, Module(layer, name, tags if whole else ()))
+    missing = [name for name in names if all(module.name != name for module in modules.values())]
+    if missing:
+        what = f"no layer of {graph.trace.name or graph.trace.info.model} has a part that is its"
+        remedy = "name parts of attention between projections, of layers that parameter blocks names"
+        raise InputError(Problem("", "parameters.modules", f"{what} {name}", remedy) for name in missing)
+    return modules
+
+
+def _check(names: Sequence[str]) -> None:
+    """Megatron-LM's own rules for ``--offload-modules``."""
+    problems = []
+    for name in names:
+        if name in ELSEWHERE:
+            what = f"'{name}' is of architectures or kernels that are not modelled"
+            problems.append(Problem("", "parameters.modules", what, f"choose from {', '.join(MODULES)}"))
+        elif name not in MODULES:
+            what = f"Megatron-LM has no module '{name}' to offload"
+            problems.append(Problem("", "parameters.modules", what, did_you_mean(name, MODULES)))
+    if "attn_proj" in names and "core_attn" not in names:
+        what = "'attn_proj' without 'core_attn', whose output it saves"
+        problems.append(Problem("", "parameters.modules", what, "add core_attn, as Megatron-LM demands"))
+    if not names:
+        what = "no module is named"
+        problems.append(Problem("", "parameters.modules", what, f"name some of {', '.join(MODULES)}"))
+    if problems:
+        raise InputError(problems)
+
+
+def _forward(graph: TaskGraph, layer_of: Mapping[str, str]) -> Iterable[tuple[int, str]]:
+    """The kernels of forward in layers, with the layer."""
+    for k, kernel in enumerate(graph.kernels):
+        if kernel.phase is Phase.FORWARD and (layer := layer_of.get(graph.layers.name_of(k))) is not None:
+            yield k, layer
+
+
+def _parts(graph: TaskGraph, kernels: Sequence[int]) -> dict[str, list[int]]:
+    """The kernels of each part of a layer, which may run in several passes; empty without attention."""
+    ops = {k: graph.kernels[k].op.rpartition("::")[2] for k in kernels}
+    parts: defaultdict[str, list[int]] = defaultdict(list)
+    for run in _runs(graph, kernels):
+        attention = [k for k in run if _ATTENTION.search(ops[k])]
+        products = [k for k in run if ops[k] in _PRODUCTS]
+        behind = [k for k in products if attention and k > attention[0]]
+        before = [k for k in products if attention and k < attention[0]]
+        if not behind or not before:
+            continue
+        norms = [k for k in run if _NORM.search(graph.layers.name_of(k).rpartition(".")[2])]
+        after_attention = [k for k in norms if k > behind[0] and any(k < other for other in behind)]
+        parts["attn_norm"] += _same_tag(graph, [k for k in norms if k < before[0]])
+        parts["qkv_linear"] += before
+        parts["core_attn"] += [
+            k for k in run if attention[0] <= k <= max(each for each in attention if each < behind[0])
+        ]
+        parts["attn_proj"].append(behind[0])
+        parts["mlp_norm"] += _same_tag(graph, after_attention)
+    return parts
+
+
+def _runs(graph: TaskGraph, kernels: Sequence[int]) -> list[list[int]]:
+    """The kernels of a layer by pass: between two lies a kernel of backward."""
+    runs: list[list[int]] = []
+    for k in kernels:
+        if not runs or any(graph.kernels[other].phase is Phase.BACKWARD for other in range(runs[-1][-1], k)):
+            runs.append([])
+        runs[-1].append(k)
+    return runs
+
+
+def _same_tag(graph: TaskGraph, kernels: Sequence[int]) -> list[int]:
+    """Those of the last kernel's tag: the norm that is last."""
+    return [k for k in kernels if graph.layers.name_of(k) == graph.layers.name_of(kernels[-1])]

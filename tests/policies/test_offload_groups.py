@@ -1,0 +1,199 @@
+"""Offload of layers as in TransformerEngine and of modules as in Megatron-LM: by hand, and the memory that it saves."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.policies.offload_groups.groups import Group
+from simgpu.policies.offload_groups.schedules import megatron, windows
+from simgpu.simulation.run import Result
+from simgpu.trace.chain import chain
+from simgpu.trace.model import Trace
+from tests.policies.framework_runs import peak, run, used, work
+from tests.workloads.decoders.test_decoder_iteration import SMALL, built
+
+#: Four layers of 10 ns each way; the input of each is saved. A byte takes a nanosecond.
+LAYERS = {"blocks": ["L1", "L2", "L3", "L4"], "min_elements": 1}
+FOUR, SLOW = (chain([10] * 4, [10] * 4, [size] * 4) for size in (4, 16))
+DEPTH, TOKENS, HIDDEN = 4, 2 * 512, SMALL["hidden_size"]
+#: Bytes of a hidden state in bfloat16.
+STATE = 2 * TOKENS * HIDDEN
+
+
+def spans(trace: Trace, **parameters: object) -> dict[str, tuple[int, int]]:
+    """Start and end of every kernel and copy."""
+    ran = work(run(trace, "offload_groups", **LAYERS, **parameters))
+    return {name.removesuffix(":saved"): times for name, *times in ran}
+
+
+@cache
+def decoder(micro_batches: int = 1) -> Trace:
+    return built({**SMALL, "num_hidden_layers": DEPTH}, TOKENS // 2, micro_batches=micro_batches).trace
+
+
+def fast(policy: str, trace: Trace | None = None, **parameters: object) -> Result:
+    """A run whose copies take no time worth mentioning."""
+    return run(trace or decoder(), policy, bandwidth=10**15, **parameters)
+
+
+# --- TransformerEngine -----------------------------------------------------------------------------------------
+
+
+def test_a_layer_is_copied_as_it_saves_and_fetched_as_many_layers_ahead_as_stay():
+    """Two of four layers: x1 and x2 leave; their fetches begin with B2 and B3, one layer behind which two stay."""
+    ran = spans(FOUR, num_layers=2)
+    assert (ran["out:x1"], ran["out:x2"]) == ([0, 4], [10, 14])
+    assert (ran["in:x2"], ran["in:x1"]) == ([50, 54], [60, 64])
+    assert run(FOUR, "offload_groups", **LAYERS, num_layers=2).iteration_ns == 80
+
+
+def test_compute_waits_for_a_copy_before_the_layer_that_has_to_have_its_memory():
+    """With three of four layers, x1 has to be gone when L2 begins, and is fetched when B1 begins."""
+    ran = spans(SLOW, num_layers=3)
+    assert [ran[f"F{n}"][0] for n in (1, 2, 3, 4)] == [0, 16, 32, 48]
+    assert [ran[f"B{n}"][0] for n in (4, 3, 2, 1)] == [58, 68 + 16, 94 + 16, 120 + 16]
+
+
+def test_version_1_spreads_its_layers_over_windows_and_copies_the_next_when_one_is_gone():
+    """Windows of two layers: x1 leaves after F1, x2 after F2, when x1 is gone; both are fetched at a window's begin."""
+    ran = spans(FOUR, num_layers=2, schedule="transformer_engine_v1")
+    assert (ran["out:x1"], ran["out:x2"]) == ([10, 14], [20, 24])
+    assert (ran["in:x2"], ran["in:x1"]) == ([40, 44], [60, 64])
+
+
+def test_version_1_waits_for_whole_layers():
+    """Three of four: layers 2, 3 and 4 of forward, and 3, 2 and 1 of backward, wait 16 ns for a copy from 10 on."""
+    ran = spans(SLOW, num_layers=3, schedule="transformer_engine_v1")
+    assert [ran[f"F{n}"][0] for n in (1, 2, 3, 4)] == [0, 10, 26, 42]
+    assert [ran[f"B{n}"][0] for n in (4, 3, 2, 1)] == [58, 74, 90, 106]
+
+
+@pytest.mark.parametrize(("layers", "count"), [(4, 3), (8, 3), (12, 5), (80, 79), (5, 1)])
+def test_every_window_of_version_1_ends_after_its_layer_and_the_last_with_the_last_layer(layers: int, count: int):
+    each = windows(layers, count)
+    assert each == sorted(set(each)) and each[-1] == layers - 1
+    assert all(window > n for n, window in enumerate(each))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_saved_tensors_of_as_many_layers_are_gone_at_the_peak(count: int):
+    """The source's own claim: what is saved takes (L - n) * T for L layers of T each. Here T is 21 hidden states."""
+    result = fast("offload_groups", num_layers=count, min_elements=TOKENS * HIDDEN)
+    assert peak(fast("none")) - peak(result) == count * 21 * STATE
+    assert result.metrics.copied_bytes == {"d2h": count * 21 * STATE, "h2d": count * 21 * STATE}
+
+
+def test_double_buffering_holds_two_layers_all_the_time():
+    """When forward ends, two layers have left, and their buffers are there: as much memory as without offload."""
+    alone, both = (
+        run(FOUR, "offload_groups", **LAYERS, num_layers=3, schedule="transformer_engine_v1", double_buffering=double)
+        for double in (False, True)
+    )
+    assert [used(both, at) - used(alone, at) for at in (5, 25, 39)] == [8, 8, 8]
+    assert both.iteration_ns == alone.iteration_ns
+
+
+# --- Megatron-LM -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modules", "states"),
+    [
+        # The projections of query, key and value save the same input three times.
+        (["qkv_linear"], 3),
+        (["core_attn"], 4),
+        (["core_attn", "attn_proj"], 5),
+        # A root mean square norm of Transformers saves its input in float32 twice, and its result in bfloat16.
+        (["attn_norm"], 5),
+        (["mlp_norm"], 5),
+    ],
+)
+def test_all_layers_but_the_last_offload_what_their_modules_save(modules: list[str], states: int):
+    result = fast("offload_groups", schedule="megatron", modules=modules, min_elements=TOKENS * HIDDEN)
+    assert result.metrics.copied_bytes["d2h"] == (DEPTH - 1) * states * STATE
+
+
+def groups(names: str, layers: int) -> list[Group]:
+    """Groups of one kernel each, in forward from 0 on and in backward from 100 on."""
+    every = len(names) * layers
+    return [Group(names[n % len(names)], n, n, 99 + every - n, 99 + every - n, (n,)) for n in range(every)]
+
+
+def test_a_group_is_fetched_one_layer_ahead_when_the_same_module_ends_there():
+    listed = groups("ab", 3)
+    schedules = megatron(listed, range(6), 1.0, -1)
+    assert [each.group for each in schedules] == listed[:4]
+    assert [each.fetched for each in schedules] == [listed[n + 2].end for n in range(4)]
+    assert [each.arrived for each in schedules] == [each.group.begin - 1 for each in schedules]
+
+
+def test_a_fraction_of_the_groups_keeps_the_last_ones_and_fetches_earlier():
+    listed = groups("ab", 3)
+    schedules = megatron(listed, range(6), 0.5, -1)
+    assert [each.group for each in schedules] == listed[:2]
+    assert [each.fetched for each in schedules] == [listed[4].end, listed[5].end]
+
+
+def test_compute_waits_for_the_oldest_copies_of_a_module_beyond_those_under_way():
+    listed = groups("ab", 4)
+    awaited = [each.awaited for each in megatron(listed, range(8), 1.0, 1)]
+    assert awaited == [2, 3, 4, 5, None, None]
+    assert [each.awaited for each in megatron(listed, range(8), 1.0, 0)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_compute_never_waits_for_copies_to_the_host_unless_told_how_many_may_be_under_way():
+    """On a link that takes as long as all kernels, forward runs as without offload, and its memory is there longer."""
+
+    def forward(**parameters: object) -> tuple[int, int]:
+        result = run(decoder(), "offload_groups", bandwidth=10**9, schedule="megatron", **parameters)
+        ends = [s.end_ns for s in result.timeline if s.iteration == 0 and s.name.endswith("nll_loss_forward")]
+        return max(ends), peak(result)
+
+    modules = {"modules": ["core_attn"], "min_elements": TOKENS * HIDDEN}
+    (freely, more), (waiting, less) = forward(**modules), forward(**modules, max_inflight=0)
+    assert freely < waiting and more > less
+
+
+# --- both ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"num_layers": 2},
+        {"num_layers": 2, "schedule": "transformer_engine_v1"},
+        {"schedule": "megatron", "modules": ["attn_norm", "core_attn"], "max_inflight": 1},
+    ],
+)
+def test_micro_batches_copy_as_much_as_the_batch(parameters: dict[str, object]):
+    """Whether the iteration was recorded in micro-batches, or is split into them."""
+    given = {**parameters, "min_elements": TOKENS * HIDDEN // 2}
+    whole = fast("offload_groups", **given).metrics.copied_bytes["d2h"]
+    split = fast("accumulate", micro_batches=2, inside={"offload_groups": given}).metrics.copied_bytes["d2h"]
+    recorded = fast("offload_groups", decoder(2), **given).metrics.copied_bytes["d2h"]
+    assert whole == split == recorded
+
+
+@pytest.mark.parametrize(
+    ("parameters", "messages"),
+    [
+        ({"num_layers": DEPTH}, ["4 of 4 layers; the last one is never offloaded; give 1 to 3"]),
+        ({"num_layers": 0, "fraction": 0.5}, ["fraction: schedule transformer_engine has no", "num_layers: 0 is too"]),
+        ({"schedule": "megatron"}, ["no module is named; name some of attn_norm"]),
+        ({"schedule": "megatron", "modules": ["core_atn", "moe_act"]}, ["did you mean 'core_attn'", "'moe_act' is of"]),
+        ({"schedule": "megatron", "modules": ["attn_proj"]}, ["'attn_proj' without 'core_attn'"]),
+        ({"schedule": "megatron", "modules": ["attn_norm"], "fraction": 2.0}, ["fraction: 2.0 is no share"]),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused_together(parameters: dict[str, object], messages: list[str]):
+    with pytest.raises(InputError) as raised:
+        fast("offload_groups", **parameters)
+    assert all(message in str(raised.value) for message in messages)
+
+
+def test_a_network_without_attention_has_no_modules_to_offload():
+    with pytest.raises(InputError, match=r"no layer of .* has a part that is its core_attn"):
+        run(FOUR, "offload_groups", blocks=LAYERS["blocks"], schedule="megatron", modules=["core_attn"])
