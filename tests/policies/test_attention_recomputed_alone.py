@@ -1,7 +1,7 @@
 """Recomputing attention alone can raise the peak: its inputs are held while the recomputed copies of them exist.
 
-Measured: NVIDIA-NeMo/Megatron-Bridge pull request 3880, Qwen3-30B-A3B on 16 H100: 61.35 GB without recomputation,
-63.14 GB with `core_attn`. That model is not simulated here; a small decoder shows a mechanism that raises the peak.
+A small decoder with eager attention shows it. What was measured with Megatron-LM has another cause, see
+`tests.policies.test_attention_recomputed_in_megatron`.
 """
 
 from __future__ import annotations
