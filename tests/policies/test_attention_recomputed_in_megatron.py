@@ -1,8 +1,9 @@
 """Recomputing attention alone raises the peak in Megatron-LM: the checkpoint holds the result of the fused projection.
 
 Measured: NVIDIA-NeMo/Megatron-Bridge pull request 3880, Qwen3-30B-A3B on 16 H100, bf16, micro-batches of one sequence:
-61.35 GB of allocated memory without recomputation, 63.14 GB with ``core_attn``. The recipe (perf_recipes/qwen/h100/qwen3_moe.py,
-commit 067f987d) has 4,096 tokens, expert parallelism of 16 and no other. Sizes are those of the model's config.json.
+61.35 GB of allocated memory without recomputation, 63.14 GB with ``core_attn``. The recipe
+(perf_recipes/qwen/h100/qwen3_moe.py, commit 067f987d) has 4,096 tokens, expert parallelism of 16 and no other. Sizes
+are those of the model's config.json.
 
 The cause, by the sources: query, key and value are views of the result of one projection
 (`get_query_key_value_tensors` in Megatron-LM d98e8a64, megatron/core/transformer/attention.py). The norms of query and
@@ -11,8 +12,8 @@ it is not contiguous (`get_qkv_layout`, attention/dot_product_attention/utils.py
 around attention saves the value as it is given (`CheckpointFunction`), and with it the memory of all three.
 
 Modelled is the attention of all 48 layers, on one GPU. Experts, embedding and loss hold the same with both, and are
-left out, so only the difference is compared. Attention is PyTorch's flash attention, which saves what TransformerEngine's
-fused attention does.
+left out, so only the difference is compared. Attention is PyTorch's flash attention, which saves what the fused one of
+TransformerEngine does.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Measured: huggingface/accelerate pull request 4175, FSDP2, 24 layers whose input
 allocated memory: 79.43 GB without checkpointing, 24.73 GB with it, 24.73 GB with inputs on the host; after forward
 79.03, 13.71 and 12.17 GB.
 
-The part of the request that could be read states no model. The one here is derived: Transformers' `Qwen3Config` with 24
-layers and defaults otherwise, one sequence of 8,192 tokens in bfloat16, on two GPUs. Its hidden states of 4,096 give the
+The part of the request that could be read states no model. The one here is derived: Transformers' `Qwen3Config` with
+24 layers and defaults otherwise, one sequence of 8,192 tokens in bfloat16, on two GPUs. Hidden states of 4,096 give the
 1.61 GB; its default MLP of 22,016 gives the 65 GB by which memory after forward differs; half of its weights on each of
 two GPUs, and all of the embedding and the head, give the 12.1 GB that are there besides the layers' inputs. FSDP2 keeps
 the root's whole parameters after forward by default (`fully_shard` in torch/distributed/fsdp, 2.13). The peak without
