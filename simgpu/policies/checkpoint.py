@@ -39,7 +39,8 @@ backward continues.
   in another memory (`to`), where compute waits for both copies, as they are on its stream (Unsloth's offloaded
   checkpoints, Transformers' ``offload``); or there with copies on streams of their own, like ZeRO-Infinity's
   activations on the host or an NVMe SSD (Rajbhandari et al., SC 2021; its text was not at hand, so it is decided here
-  that they are fetched one section ahead). Only activations move, not what the iteration begins with.
+  that they are fetched one section ahead). To a memory behind the host they go through the host. Only activations
+  move, not what the iteration begins with.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Checkpoint(Policy):
     inputs: Literal["resident", "waiting", "overlapped"] = parameter(
         "resident", "where the sections' inputs are until backward: resident, or offloaded with copies of this kind"
     )
-    to: str = parameter(HOST, "the memory they go to, which has a link to the device")
+    to: str = parameter(HOST, "the memory they go to, which has a link to the device or to the host")
 
     def __post_init__(self) -> None:
         # A list, as files have it, cannot be hashed.
@@ -104,8 +105,9 @@ class Checkpoint(Policy):
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for unknown or nested modules, for more sections than layers, for several
         compute streams and for data parallelism."""
-        if self.to not in context.node.next_to_device:
-            what, known = f"no link goes from the device to memory {self.to!r}", context.node.next_to_device
+        known = (*context.node.next_to_device, *context.node.behind_host)
+        if self.to not in known:
+            what = f"no link goes from the device or the host to memory {self.to!r}"
             raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
         self._check_numbers()
         rules = keeping_rules(self.keep)
@@ -124,7 +126,8 @@ class Checkpoint(Policy):
             dict(zip(tensors, ends(graph, tensors), strict=True)) for ends in (backward_ends, autograd_ends)
         )
         kept = {region: kept_results(graph, region, rules) for region, _ in parts}
-        writing = _Checkpointing(graph, parts, unused, freed, kept, self.early_stop, self.inputs, self.to)
+        way = context.node.way_to(self.to)
+        writing = _Checkpointing(graph, parts, unused, freed, kept, self.early_stop, self.inputs, way)
         writing.write()
         notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
@@ -160,8 +163,9 @@ def _name(section: Section) -> str:
 class _Checkpointing:
     """Writes the iteration. parts: the regions and the tensors saved inside each. unused, freed: for each saved tensor
     the kernel of backward after which its operator drops it, and after which autograd frees it. kept: for each region
-    the kernels whose results it keeps, with their blocks. early_stop, inputs, to: of the policy. taken: for each region
-    the kept results that its rerun drops, with the kernel after which forward drops them without checkpointing."""
+    the kernels whose results it keeps, with their blocks. early_stop, inputs: of the policy. way: the memories from the
+    device to where inputs go. taken: for each region the kept results that its rerun drops, with the kernel after which
+    forward drops them without checkpointing."""
 
     graph: TaskGraph
     parts: list[tuple[Region, list[Saved]]]
@@ -170,7 +174,7 @@ class _Checkpointing:
     kept: dict[Region, dict[int, list[int]]]
     early_stop: bool
     inputs: str
-    to: str
+    way: Sequence[str]
     reruns: defaultdict[int, list[tuple[Region, Rerun]]] = field(default_factory=lambda: defaultdict(list))
     taken: defaultdict[Region, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     notes: tuple[str, ...] = ()
@@ -212,7 +216,7 @@ class _Checkpointing:
         for region, taken in self.taken.items():
             self.writer.not_after(min(tensor.before for tensor in self.saved[region]), taken)
         self.away = [] if self.inputs == "resident" else inputs_away(graph, read_at)
-        self.offloaded = OffloadedInputs(self.writer, self.away, self.to, overlapped=self.inputs == "overlapped")
+        self.offloaded = OffloadedInputs(self.writer, self.away, self.way, overlapped=self.inputs == "overlapped")
         self.notes = (*self._kept_note(), *self._away_note())
         if skipped:
             ops = ", ".join(dict.fromkeys(graph.kernels[k].op for k in skipped))
@@ -243,7 +247,7 @@ class _Checkpointing:
         if self.inputs == "resident":
             return ()
         size = format_bytes(sum(self.graph.sizes[each.block] for each in self.away))
-        return (f"{size} of the sections' inputs go to {self.to} memory until backward",)
+        return (f"{size} of the sections' inputs go to {self.way[-1]} memory until backward",)
 
     def _section(self, region: Region, rerun: Rerun) -> Section:
         """The report on a region. Weights and the iteration's inputs do not count: they are resident anyway."""

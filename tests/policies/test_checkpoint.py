@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.spec import MemoryLink, MemorySpec
 from simgpu.program.instructions import Section
 from simgpu.program.text import from_json, listing, to_json
+from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import RELEASED_AT_END, BlockKind, Trace
 from tests.policies.framework_runs import parts, peak, run, run_again, used, work
-from tests.semantics.hand_made import BACKWARD, OPTIMIZER, block, held, kernel, trace
+from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, node, trace
 
 #: x1 (10 B, the input) to x6 (60 B); layers a.1 to a.3 and b.1 to b.3.
 SIX = parts([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60], [10, 20, 30, 40, 50, 60], [3, 3])
@@ -132,6 +134,28 @@ def test_an_input_on_the_host_by_hand():
     assert copies == [("out:x3", 300, 320), ("in:x3", 620, 640)]
     assert [name for name, *_ in work(result)][:5] == ["F1", "F2", "F3", "out:x3", "F4"]
     assert result.iteration_ns == run(built, "checkpoint", blocks=["a", "b"]).iteration_ns + 40
+
+
+def test_an_input_on_an_ssd_goes_through_the_host_by_hand():
+    """The SSD takes half a byte per nanosecond. Overlapped, no section is behind: compute waits for the way back."""
+    built = parts([100] * 5, [100] * 5, [10, 20, 20, 40, 50], [2, 2, 1])
+    ssd = MemoryLink(("host", "ssd"), "NVMe", (GB // 2, GB // 2))
+    where = replace(node(10**15), more_memories=(MemorySpec("ssd", "SSD"),), more_links=(ssd,))
+    plain, waiting, overlapped = (
+        simulate(built, where, "checkpoint", parameters={"blocks": ["a", "b"], "inputs": each, "to": "ssd"})
+        for each in ("resident", "waiting", "overlapped")
+    )
+    copies = [
+        (span.stream, span.start_ns - waiting.timeline.iteration_ends_ns[0], span.end_ns - span.start_ns)
+        for span in waiting.timeline
+        if span.iteration == 1 and span.bytes and span.name == "x3"
+    ]
+    assert copies == [("d2h", 300, 20), ("host2ssd", 320, 40), ("ssd2host", 660, 40), ("h2d", 700, 20)]
+    assert waiting.iteration_ns == plain.iteration_ns + 2 * (20 + 40)
+    assert overlapped.iteration_ns == plain.iteration_ns + 40 + 20
+    assert peak(waiting) < peak(overlapped) <= peak(plain)
+    with pytest.raises(InputError, match="no link goes from the device or the host to memory 'sdd'"):
+        simulate(built, where, "checkpoint", parameters={"inputs": "waiting", "to": "sdd"})
 
 
 def test_inputs_of_a_later_micro_batch_are_not_fetched_before_they_exist():

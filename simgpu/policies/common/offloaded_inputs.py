@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from simgpu.graph.sections import activations
@@ -41,14 +42,13 @@ def inputs_away(graph: TaskGraph, read_at: Mapping[int, Iterable[int]]) -> list[
 class OffloadedInputs:
     """Writes their copies. The compute stream acquires all device memory.
 
-    memory: where they go, linked to the device. overlapped: copies overlap with kernels: compute waits for an offload
-    when the next one begins, and the blocks of one section are fetched while the section behind it runs in backward.
-    Otherwise compute waits for every copy.
+    way: the memories that a copy passes, from the device to where they go. overlapped: copies overlap with kernels:
+    compute waits for an offload to leave the device when the next one begins, and the blocks of one section are fetched
+    while the section behind it runs in backward. Otherwise compute waits for every copy.
     """
 
-    def __init__(self, writer: Eager, away: Iterable[Away], memory: str, *, overlapped: bool) -> None:
-        self._writer, self._memory, self._overlapped = writer, memory, overlapped
-        self._out, self._in = (StreamId(0, engine(*ends)) for ends in ((DEVICE, memory), (memory, DEVICE)))
+    def __init__(self, writer: Eager, away: Iterable[Away], way: Sequence[str], *, overlapped: bool) -> None:
+        self._writer, self._way, self._overlapped = writer, way, overlapped
         self._leaving: defaultdict[int, list[int]] = defaultdict(list)
         returning: defaultdict[int, list[int]] = defaultdict(list)
         for each in away:
@@ -57,7 +57,7 @@ class OffloadedInputs:
         #: What returns, by the kernel before which it is needed, in order.
         self._returning = dict(sorted(returning.items()))
         self._offloads: list[tuple[int, int]] = []
-        self._gone: set[int] = set()
+        self._gone: dict[int, int] = {}
         self._fetches: dict[int, int] = {}
 
     def after(self, k: int) -> None:
@@ -65,12 +65,9 @@ class OffloadedInputs:
         for b in self._leaving.get(k, ()):
             if self._overlapped:
                 self._let_go()
-            code = self._writer.code[self._out]
-            self._writer.wait(self._writer.signal(), self._out)
-            code.acquire((b,), self._memory)
-            code.copy(b, DEVICE, self._memory)
-            self._gone.add(b)
-            self._offloads.append((b, self._writer.signal(self._out)))
+            ends = self._copies(b, self._way, self._writer.signal())
+            self._gone[b] = ends[-1]
+            self._offloads.append((b, ends[0] if self._overlapped else ends[-1]))
             if not self._overlapped:
                 self._let_go()
 
@@ -98,8 +95,22 @@ class OffloadedInputs:
         for b in blocks:
             if b not in self._fetches:
                 self._writer.acquire((b,))
-                self._writer.wait(self._writer.signal(), self._in)
-                code = self._writer.code[self._in]
-                code.copy(b, self._memory, DEVICE)
-                code.release((b,), self._memory)
-                self._fetches[b] = self._writer.signal(self._in)
+                self._fetches[b] = self._copies(b, self._way[::-1], self._writer.signal())[-1]
+
+    def _copies(self, b: int, way: Sequence[str], after: int) -> list[int]:
+        """Copy a block from memory to memory after an event; the events at the copies' ends."""
+        ends: list[int] = []
+        for src, dst in pairwise(way):
+            stream = StreamId(0, engine(src, dst))
+            self._writer.wait(ends[-1] if ends else after, stream)
+            if not ends and src not in self._way[:2]:
+                # Compute waits for the end of the first copy alone.
+                self._writer.wait(self._gone[b], stream)
+            code = self._writer.code[stream]
+            if dst != DEVICE:
+                code.acquire((b,), dst)
+            code.copy(b, src, dst)
+            if src != DEVICE:
+                code.release((b,), src)
+            ends.append(self._writer.signal(stream))
+        return ends
