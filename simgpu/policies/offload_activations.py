@@ -42,6 +42,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.graph.passes import passes_of
 from simgpu.graph.saved import Saved, backward_ends, readers, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked, WithUnpacked
@@ -177,7 +178,8 @@ class _Hooks:
     def __post_init__(self) -> None:
         self.entering, self.saved = moments_of_saving(self.graph, self.tensors)
         self.read = readers(self.graph, self.tensors)
-        self.begins = {part.first for part in self.graph.rounds}
+        #: The last kernels of micro-batches.
+        self.ended = {part.first - 1 for part in passes_of(self.graph)}
         self.nodes: tuple[_Node, ...] = ()
         #: What is in the stash, and the block behind each complete tensor that is there or stays.
         self._stash: list[int] = []
@@ -195,13 +197,13 @@ class _Hooks:
         for first, last in ends.items():
             ending[last].append(first)
         for k in range(len(self.graph.kernels)):
-            if k in self.begins:
-                self._known.clear()
             for number in self.entering[k]:
                 self._pack(number, k)
             self.fetched.update(n for n in taken.get(k, ()) if n in self.dropped and n not in self._stash)
             if any(n in self.dropped for first in ending.get(k, ()) for n in taken[first]):
                 self._flush(k)
+            if k in self.ended:
+                self._known.clear()
             for number in self.saved[k]:
                 self._pack(number, k)
         nodes = (_Node(k, ends[k], tuple(n for n in taken[k] if n in self.dropped)) for k in sorted(ends))
@@ -210,6 +212,8 @@ class _Hooks:
     def call_on_one_stream(self) -> None:
         """The hooks without a copy stream, where nothing is stashed."""
         for k in range(len(self.graph.kernels)):
+            if k in self.ended:
+                self._known.clear()
             for number in (*self.entering[k], *self.saved[k]):
                 if self.large[number] and not self._is_again(number):
                     self.offloaded.append(number)

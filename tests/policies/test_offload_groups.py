@@ -161,23 +161,6 @@ def test_compute_never_waits_for_copies_to_the_host_unless_told_how_many_may_be_
 
 
 @pytest.mark.parametrize(
-    "parameters",
-    [
-        {"num_layers": 2},
-        {"num_layers": 2, "schedule": "transformer_engine_v1"},
-        {"schedule": "megatron", "modules": ["attn_norm", "core_attn"], "max_inflight": 1},
-    ],
-)
-def test_micro_batches_copy_as_much_as_the_batch(parameters: dict[str, object]):
-    """Whether the iteration was recorded in micro-batches, or is split into them."""
-    given = {**parameters, "min_elements": TOKENS * HIDDEN // 2}
-    whole = fast("offload_groups", **given).metrics.copied_bytes["d2h"]
-    split = fast("accumulate", micro_batches=2, inside={"offload_groups": given}).metrics.copied_bytes["d2h"]
-    recorded = fast("offload_groups", decoder(2), **given).metrics.copied_bytes["d2h"]
-    assert whole == split == recorded
-
-
-@pytest.mark.parametrize(
     ("parameters", "messages"),
     [
         ({"num_layers": DEPTH}, ["4 of 4 layers; the last one is never offloaded; give 1 to 3"]),

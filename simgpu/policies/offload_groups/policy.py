@@ -45,13 +45,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from simgpu.errors import InputError, Problem
+from simgpu.graph.passes import Pass, passes_of
 from simgpu.graph.saved import Saved, saved_tensors
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, is_activation, saved_note
 from simgpu.policies.common.section_choice import sections_of
-from simgpu.policies.offload_groups.groups import Group, Pass, groups_of, passes_of
+from simgpu.policies.offload_groups.groups import Group, groups_of
 from simgpu.policies.offload_groups.modules import Module, parts_of_layers, whole_layers
 from simgpu.policies.offload_groups.schedules import Schedule, megatron, transformer_engine, transformer_engine_v1
 from simgpu.policies.offload_groups.writing import Copied, GroupedOffload
