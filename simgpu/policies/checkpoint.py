@@ -10,7 +10,8 @@ backward continues.
   cuts them: the last section, which takes the remainder, is not checkpointed. Such sections may begin within a residual
   block, where PyTorch could not cut. 0, the default, checkpoints all modules that allow it, such as residual blocks
   (`simgpu.graph.sections`). A `*` in a name stands for any part of a path: ``layers.*.mlp`` is a module of each layer.
-  A note summarises the sections; the program lists them all.
+  ``core_attn`` alone is attention without its projections in each of those modules, as Megatron-LM's
+  ``--recompute-modules`` has it. A note summarises the sections; the program lists them all.
 * Of these modules in order, `first`, `every`, `count` and `group` choose some and join them, as other frameworks do
   (`FRAMEWORKS.md`): Transformers' ``every_n_layers`` from the first, torchtitan's ``selective_ac_option`` n from the
   n-th, Megatron-LM's ``block`` the first n, and its ``uniform`` n together. Joined modules between which others lie are
@@ -54,17 +55,20 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
 from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensors
-from simgpu.graph.sections import NUMBERED
+from simgpu.graph.sections import NUMBERED, default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
+from simgpu.policies.common.layer_parts import core_attention
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
 from simgpu.policies.common.section_choice import chosen, keeping_rules, kept_results, sections_of
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import HOST, Program, Section
 from simgpu.units import format_bytes, format_time
 
+#: Megatron-LM's name of attention without its projections, a part of each layer.
+CORE_ATTENTION = "core_attn"
 #: Names of sections that a note lists.
 _LISTED = 4
 
@@ -80,7 +84,7 @@ class Checkpoint(Policy):
     blocks: int | Sequence[str] = parameter(
         0,
         "modules, by their paths in layer tags, or a number of sections of equal numbers of layers; 0: all modules "
-        "that can be checkpointed, such as residual blocks",
+        "that can be checkpointed, such as residual blocks; core_attn: attention without its projections",
     )
 
     first: int = parameter(0, "the first of these modules that is checkpointed, counted from 0")
@@ -112,11 +116,20 @@ class Checkpoint(Policy):
         self._check_numbers()
         rules = keeping_rules(self.keep)
         graph, transforms = framework(context.graph, self.name)
+        of_attention = self.blocks == (CORE_ATTENTION,)
         section_of, how = chosen(
-            sections_of(graph, self.blocks), first=self.first, every=self.every, count=self.count, group=self.group
+            default_sections(graph) if of_attention else sections_of(graph, self.blocks),
+            first=self.first,
+            every=self.every,
+            count=self.count,
+            group=self.group,
         )
         autograd_saved = saved_tensors(graph)
-        regions = regions_of(graph, section_of)
+        if of_attention:
+            how = f"attention without its projections, of {how}"
+            regions, section_of = core_attention(graph, section_of)
+        else:
+            regions = regions_of(graph, section_of)
         repeated = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
         graph, transforms = repeated.apply(graph), (*transforms, repeated)
         saved = saved_inside(graph, regions, section_of, autograd_saved.tensors)
@@ -134,6 +147,9 @@ class Checkpoint(Policy):
 
     def _check_numbers(self) -> None:
         least = {"first": 0, "every": 1, "count": 0, "group": 1}
+        if self.group > 1 and self.blocks == (CORE_ATTENTION,):
+            what = f"{self.group} of {CORE_ATTENTION}, which do not follow one another"
+            raise InputError.single("", "parameters.group", what, "leave it out")
         low = [(name, value) for name, value in least.items() if int(getattr(self, name)) < value]
         if low:
             raise InputError(

@@ -144,7 +144,7 @@ def test_compute_waits_for_the_oldest_copies_of_a_module_beyond_those_under_way(
     assert [each.awaited for each in megatron(listed, range(8), 1.0, 0)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_compute_never_waits_for_copies_to_the_host_unless_told_how_many_may_be_under_way():
+def test_compute_never_waits_for_copies_to_the_host_unless_their_number_is_limited():
     """On a link that takes as long as all kernels, forward runs as without offload, and its memory is there longer."""
 
     def forward(**parameters: object) -> tuple[int, int]:
@@ -180,3 +180,30 @@ def test_parameters_that_do_not_fit_are_refused_together(parameters: dict[str, o
 def test_a_network_without_attention_has_no_modules_to_offload():
     with pytest.raises(InputError, match=r"no layer of .* has a part that is its core_attn"):
         run(FOUR, "offload_groups", blocks=LAYERS["blocks"], schedule="megatron", modules=["core_attn"])
+
+
+# --- attention recomputed by Megatron-LM's name -------------------------------------------------------------------
+
+
+def test_core_attention_recomputed_drops_its_result_and_its_row_statistics():
+    """The projection behind it saves a copy of the result. Row statistics are in float32, for each head and token."""
+    plain, recomputed = fast("none"), fast("checkpoint", blocks=["core_attn"], early_stop=False)
+    statistics = 4 * TOKENS * SMALL["num_attention_heads"] + 3 * 8
+    assert peak(plain) - peak(recomputed) == DEPTH * (STATE + statistics)
+    kernels = decoder().kernels
+    attention = [k.duration_ns for k in kernels if k.op.endswith("flash_attention")]
+    assert recomputed.iteration_ns == plain.iteration_ns + sum(attention) and len(attention) == DEPTH
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"blocks": ["core_attn"], "group": 2}, "group: 2 of core_attn, which do not follow one another"),
+        ({"blocks": ["core_attn", "model.layers.0"]}, "no layer of .* is 'core_attn' or lies in it"),
+    ],
+)
+def test_core_attention_is_neither_joined_nor_named_with_others(parameters: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        fast("checkpoint", **parameters)
+    with pytest.raises(InputError, match=r"blocks: no layer of .* has attention between projections"):
+        run(FOUR, "checkpoint", blocks=["core_attn"])

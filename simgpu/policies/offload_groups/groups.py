@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from simgpu.graph.passes import Pass
-from simgpu.graph.regions import Region, saved_inside
+from simgpu.graph.regions import saved_inside
 from simgpu.graph.saved import Saved, backward_ends
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.policies.offload_groups.modules import Module
+from simgpu.policies.common.layer_parts import Module, regions_of_modules
 from simgpu.trace.model import Phase
 
 
@@ -34,9 +34,8 @@ def groups_of(
     graph: TaskGraph, part: Pass, modules: Mapping[int, Module], tensors: Sequence[Saved]
 ) -> dict[Module, Group]:
     """The groups of a pass, in the order in which forward begins them. modules: of each kernel of forward."""
-    regions = list(_regions(modules, part))
-    section_of = {graph.layers.name_of(k): _key(modules[k]) for region in regions for k in range(*region[1:])}
-    of_key = {_key(module): module for module in modules.values()}
+    regions, section_of = regions_of_modules(graph, modules, range(*part))
+    of_key = {module.key: module for module in modules.values()}
     number = {id(tensor): n for n, tensor in enumerate(tensors)}
     own = [tensor for tensor in tensors if part.first - 1 <= tensor.after < part.stop and tensor.before < part.stop]
     saved: defaultdict[Module, list[Saved]] = defaultdict(list)
@@ -56,24 +55,6 @@ def groups_of(
             numbers = tuple(number[id(tensor)] for tensor in listed)
             groups[module] = Group(module.name, span[0], span[-1], min(used), max(used), numbers)
     return groups
-
-
-def _key(module: Module) -> str:
-    return f"{module.layer}:{module.name}"
-
-
-def _regions(modules: Mapping[int, Module], part: Pass) -> Iterator[Region]:
-    """The runs of kernels of the same module."""
-    run: Region | None = None
-    for k in range(part.first, part.stop):
-        key = _key(modules[k]) if k in modules else None
-        if run is not None and run.section != key:
-            yield run
-            run = None
-        if key is not None:
-            run = Region(key, k, k + 1) if run is None else run._replace(stop=k + 1)
-    if run is not None:
-        yield run
 
 
 def _backward(graph: TaskGraph, part: Pass) -> dict[str, list[int]]:

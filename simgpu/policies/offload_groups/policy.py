@@ -51,10 +51,10 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithUnpacked
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, is_activation, saved_note
+from simgpu.policies.common.layer_parts import Module, check_names, check_present, parts_of_layers, whole_layers
 from simgpu.policies.common.section_choice import sections_of
 from simgpu.policies.offload_groups.groups import Group, groups_of
-from simgpu.policies.offload_groups.modules import Module, parts_of_layers, whole_layers
-from simgpu.policies.offload_groups.schedules import Schedule, megatron, transformer_engine, transformer_engine_v1
+from simgpu.policies.offload_groups.schedules import GroupSchedule, megatron, transformer_engine, transformer_engine_v1
 from simgpu.policies.offload_groups.writing import Copied, GroupedOffload
 from simgpu.program.instructions import Program
 from simgpu.trace.model import Phase
@@ -111,7 +111,9 @@ class OffloadGroups(Policy):
         layer_of = sections_of(graph, self.blocks).of_layer
         modules = layers = whole_layers(graph, layer_of)
         if self.schedule == "megatron":
-            modules = parts_of_layers(graph, layer_of, self.modules)
+            check_names(self.modules)
+            modules = parts_of_layers(graph, layer_of)
+            check_present(graph, modules.values(), self.modules)
         copies: list[Copied] = []
         starts: list[int] = []
         for part in passes_of(graph):
@@ -159,7 +161,7 @@ class OffloadGroups(Policy):
 
     def _schedules(
         self, graph: TaskGraph, part: Pass, listed: Sequence[Group], large: Sequence[bool]
-    ) -> list[Schedule]:
+    ) -> list[GroupSchedule]:
         """When each group of a pass is offloaded and fetched."""
         if self.schedule == "megatron":
             full = {n for n, group in enumerate(listed) if any(large[number] for number in group.numbers)}
@@ -174,7 +176,7 @@ class OffloadGroups(Policy):
         return transformer_engine_v1(listed, self.num_layers, stop, double_buffering=self.double_buffering)
 
     def _copies(
-        self, graph: TaskGraph, tensors: Sequence[Saved], schedule: Schedule, large: Sequence[bool]
+        self, graph: TaskGraph, tensors: Sequence[Saved], schedule: GroupSchedule, large: Sequence[bool]
     ) -> Iterator[Copied]:
         """The copies of a group: of each tensor, or in TransformerEngine's version 2 of each different one."""
         same: dict[object, list[int]] = {}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from simgpu.policies.offload_groups.groups import Group
 
 
-class Schedule(NamedTuple):
+class GroupSchedule(NamedTuple):
     """The moments of one group.
 
     copied: when its copies to the host begin, one after the other; None: each when the tensor is saved. awaited: when
@@ -33,7 +33,7 @@ class Schedule(NamedTuple):
     buffered: bool = False
 
 
-def transformer_engine(layers: Sequence[Group], count: int, stop: int) -> list[Schedule]:
+def transformer_engine(layers: Sequence[Group], count: int, stop: int) -> list[GroupSchedule]:
     """`DefaultOffloadSynchronizer`: the first `count` layers; each is gone when the layer `len(layers) - count` behind
     it begins, and its fetch begins when backward of the layer in front of that one does.
 
@@ -44,7 +44,7 @@ def transformer_engine(layers: Sequence[Group], count: int, stop: int) -> list[S
     for n, group in enumerate(layers[:count]):
         left = layers[n + ahead - 1].commit
         dropped = layers[n - 1].begin - 1 if n else stop
-        schedules.append(Schedule(group, None, left, left, layers[n + ahead - 1].begin - 1, dropped=dropped))
+        schedules.append(GroupSchedule(group, None, left, left, layers[n + ahead - 1].begin - 1, dropped=dropped))
     return schedules
 
 
@@ -58,7 +58,9 @@ def windows(layers: int, count: int) -> list[int]:
     return [size * (n + 1) - 1 + min(n + 1, rest) for n in range(count)]
 
 
-def transformer_engine_v1(layers: Sequence[Group], count: int, stop: int, *, double_buffering: bool) -> list[Schedule]:
+def transformer_engine_v1(
+    layers: Sequence[Group], count: int, stop: int, *, double_buffering: bool
+) -> list[GroupSchedule]:
     """`AsyncDoubleBufferGroupOffloadHandler`: the first `count` layers, spread over windows of all. The next one is
     copied when the one before it is gone, and fetched when the one behind it has arrived.
 
@@ -72,7 +74,7 @@ def transformer_engine_v1(layers: Sequence[Group], count: int, stop: int, *, dou
         left = layers[window[n]].commit
         copied = layers[window[n - 1]].commit if n else group.commit
         arrived = begins[n - 1] if n else group.begin - 1
-        each = Schedule(group, copied, left, left, begins[n], arrived=arrived)
+        each = GroupSchedule(group, copied, left, left, begins[n], arrived=arrived)
         if double_buffering:
             each = each._replace(dropped=begins[n - 2] if n > 1 else stop, buffered=n >= count - 2)
         schedules.append(each)
@@ -81,7 +83,7 @@ def transformer_engine_v1(layers: Sequence[Group], count: int, stop: int, *, dou
 
 def megatron(
     groups: Sequence[Group], with_tensors: Collection[int], fraction: float, max_inflight: int
-) -> list[Schedule]:
+) -> list[GroupSchedule]:
     """`ChunkOffloadHandler`: all groups but the last of each name, and of the others the first `fraction`.
 
     with_tensors: the positions of the groups that have tensors to offload. max_inflight: for each name, as many may be
@@ -100,7 +102,7 @@ def megatron(
         while 0 <= max_inflight < len(queue):
             awaited[queue.pop(0)] = groups[n].commit
     return [
-        Schedule(groups[n], groups[n].commit, awaited.get(n), None, fetched[n], arrived=groups[n].begin - 1)
+        GroupSchedule(groups[n], groups[n].commit, awaited.get(n), None, fetched[n], arrived=groups[n].begin - 1)
         for n in offloaded
     ]
 

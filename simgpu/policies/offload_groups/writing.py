@@ -10,7 +10,7 @@ from simgpu.graph.saved import Saved, backward_ends, readers
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Unpacked
 from simgpu.policies.common.framework import releases_with_savers
-from simgpu.policies.offload_groups.schedules import Schedule
+from simgpu.policies.offload_groups.schedules import GroupSchedule
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import D2H, DATA, DEVICE, H2D, HOST
 from simgpu.timeline.streams import StreamId
@@ -20,7 +20,7 @@ class Copied(NamedTuple):
     """One copy on the host, of a saved tensor or of several that are the same. numbers: theirs, in order of saving."""
 
     numbers: tuple[int, ...]
-    schedule: Schedule
+    schedule: GroupSchedule
 
 
 class _At(NamedTuple):

@@ -1,4 +1,4 @@
-"""The modules whose saved tensors form a group: whole layers, or parts of each layer that Megatron-LM names."""
+"""Modules of layers: whole ones, or the parts of each layer that Megatron-LM names, as kernels of forward."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from simgpu.errors import InputError, Problem, did_you_mean
+from simgpu.graph.regions import Region
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import Phase
 
@@ -28,6 +29,11 @@ class Module(NamedTuple):
     name: str
     tags: tuple[str, ...]
 
+    @property
+    def key(self) -> str:
+        """The name of the module with its layer's."""
+        return f"{self.layer}:{self.name}"
+
 
 def whole_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Module]:
     """For each kernel of forward in a layer, the layer as a module. layer_of: the layer of each tag."""
@@ -38,13 +44,8 @@ def whole_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Mod
     return {k: modules[layer] for k, layer in _forward(graph, layer_of)}
 
 
-def parts_of_layers(graph: TaskGraph, layer_of: Mapping[str, str], names: Sequence[str]) -> dict[int, Module]:
-    """For each kernel of forward in a named part of a layer, that part.
-
-    ``mlp_norm`` always counts, because ``attn_norm`` ends where it begins. Raises `InputError` for names that are not
-    Megatron-LM's, and for parts that no layer has.
-    """
-    _check(names)
+def parts_of_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Module]:
+    """For each kernel of forward in one of the parts `MODULES` of a layer, that part."""
     kernels: defaultdict[str, list[int]] = defaultdict(list)
     for k, layer in _forward(graph, layer_of):
         kernels[layer].append(k)
@@ -54,16 +55,40 @@ def parts_of_layers(graph: TaskGraph, layer_of: Mapping[str, str], names: Sequen
             tags = tuple(dict.fromkeys(graph.layers.name_of(k) for k in own))
             whole = {k for k in listed if graph.layers.name_of(k) in tags} == set(own)
             modules |= dict.fromkeys(own, Module(layer, name, tags if whole else ()))
-    missing = [name for name in names if all(module.name != name for module in modules.values())]
-    if missing:
-        what = f"no layer of {graph.trace.name or graph.trace.info.model} has a part that is its"
-        remedy = "name parts of attention between projections, of layers that parameter blocks names"
-        raise InputError(Problem("", "parameters.modules", f"{what} {name}", remedy) for name in missing)
     return modules
 
 
-def _check(names: Sequence[str]) -> None:
-    """Megatron-LM's own rules for ``--offload-modules``."""
+def regions_of_modules(
+    graph: TaskGraph, modules: Mapping[int, Module], kernels: Iterable[int]
+) -> tuple[tuple[Region, ...], dict[str, str]]:
+    """The runs of these kernels that are of the same module, and for each layer tag in them a module's key."""
+    regions: list[Region] = []
+    section_of: dict[str, str] = {}
+    for k in kernels:
+        if k in modules:
+            key = section_of[graph.layers.name_of(k)] = modules[k].key
+            if regions and regions[-1].section == key and regions[-1].stop == k:
+                regions[-1] = regions[-1]._replace(stop=k + 1)
+            else:
+                regions.append(Region(key, k, k + 1))
+    return tuple(regions), section_of
+
+
+def core_attention(graph: TaskGraph, layer_of: Mapping[str, str]) -> tuple[tuple[Region, ...], dict[str, str]]:
+    """The regions of attention without its projections in these layers, and the keys of their layer tags.
+
+    Raises `InputError` where there is none.
+    """
+    parts = parts_of_layers(graph, layer_of)
+    cores = {k: module for k, module in parts.items() if module.name == "core_attn"}
+    if not cores:
+        what = f"no layer of {graph.trace.name or graph.trace.info.model} has attention between projections"
+        raise InputError.single("", "parameters.blocks", what, "name modules by their paths in layer tags")
+    return regions_of_modules(graph, cores, range(len(graph.kernels)))
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises `InputError` for names that break Megatron-LM's rules for ``--offload-modules``."""
     problems = []
     for name in names:
         if name in ELSEWHERE:
@@ -80,6 +105,15 @@ def _check(names: Sequence[str]) -> None:
         problems.append(Problem("", "parameters.modules", what, f"name some of {', '.join(MODULES)}"))
     if problems:
         raise InputError(problems)
+
+
+def check_present(graph: TaskGraph, modules: Iterable[Module], names: Sequence[str]) -> None:
+    """Raises `InputError` for names of parts that no layer has."""
+    there = {module.name for module in modules}
+    if missing := [name for name in names if name not in there]:
+        what = f"no layer of {graph.trace.name or graph.trace.info.model} has a part that is its"
+        remedy = "name parts of attention between projections, of layers that parameter blocks names"
+        raise InputError(Problem("", "parameters.modules", f"{what} {name}", remedy) for name in missing)
 
 
 def _forward(graph: TaskGraph, layer_of: Mapping[str, str]) -> Iterable[tuple[int, str]]:
