@@ -30,6 +30,8 @@ STATIC: dict[str, Choice] = {
     "save_on_cpu": ("save_on_cpu", {}),
     "async_offload": ("async_offload", {"min_bytes": 1}),
     "offload_activations": ("offload_activations", {"min_offload_size": 1, "max_fwd_stash_size": 1}),
+    "offload_groups": ("offload_groups", {"blocks": 3, "min_elements": 1}),
+    "offload_groups-v1": ("offload_groups", {"blocks": 3, "schedule": "transformer_engine_v1"}),
 }
 OTHERS: dict[str, Choice] = {
     **{name: (name, {}) for name in ("superneurons", "capuchin", "um", "dtr", "lru", "belady", "g10", "flashneuron")},

@@ -5,14 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from simgpu.errors import InputError
+from simgpu.policies.common.layer_parts import MODULES
 from simgpu.policies.offload_groups.groups import Group
 from simgpu.policies.offload_groups.schedules import megatron, windows
 from simgpu.simulation.run import Result
 from simgpu.trace.chain import chain
-from simgpu.trace.model import Trace
-from tests.policies.framework_runs import peak, run, used, work
+from simgpu.trace.model import Phase, Trace
+from tests.policies.framework_runs import parts, peak, run, used, work
+from tests.semantics.random_traces import repeatable_traces
 from tests.workloads.decoders.test_decoder_iteration import SMALL, built
 
 #: Four layers of 10 ns each way; the input of each is saved. A byte takes a nanosecond.
@@ -180,6 +184,55 @@ def test_parameters_that_do_not_fit_are_refused_together(parameters: dict[str, o
 def test_a_network_without_attention_has_no_modules_to_offload():
     with pytest.raises(InputError, match=r"no layer of .* has a part that is its core_attn"):
         run(FOUR, "offload_groups", blocks=LAYERS["blocks"], schedule="megatron", modules=["core_attn"])
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
+@given(data=st.data())
+def test_offload_of_any_layers_is_a_legal_program_that_ends(data: st.DataObject):
+    lengths = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=5))
+    count = sum(lengths)
+    numbers = st.lists(st.integers(1, 50), min_size=count, max_size=count)
+    trace = parts(data.draw(numbers), data.draw(numbers), data.draw(numbers), lengths)
+    version = data.draw(st.sampled_from(["transformer_engine", "transformer_engine_v1"]))
+    given_ = {
+        "blocks": list("abcde"[: len(lengths)]),
+        "schedule": version,
+        "num_layers": data.draw(st.integers(1, len(lengths) - 1)),
+        "min_elements": 1,
+        "double_buffering": version == "transformer_engine_v1" and data.draw(st.booleans()),
+    }
+    result = run(trace, "offload_groups", bandwidth=data.draw(st.sampled_from([10**8, 10**9, 10**12])), **given_)
+    assert result.iteration_ns >= result.ideal_ns and result.steady
+    assert result.metrics.copied_bytes["d2h"] == result.metrics.copied_bytes["h2d"]
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
+@given(data=st.data())
+def test_layers_of_any_trace_are_offloaded_or_refused(data: st.DataObject):
+    trace = data.draw(repeatable_traces())
+    names = [kernel.layer for kernel in trace.kernels if kernel.phase is Phase.FORWARD]
+    blocks = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    try:
+        result = run(trace, "offload_groups", blocks=blocks, min_elements=1)
+    except InputError as error:
+        assert "the last one is never offloaded" in str(error) or "do not run one after the other" in str(error)
+    else:
+        assert result.iteration_ns >= result.ideal_ns and result.steady
+
+
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_offload_of_any_modules_is_a_legal_program_that_ends(data: st.DataObject):
+    modules = data.draw(st.lists(st.sampled_from(MODULES), min_size=1, unique=True))
+    given_ = {
+        "modules": [*modules, *(["core_attn"] if "core_attn" not in modules else [])],
+        "fraction": data.draw(st.floats(0, 1)),
+        "max_inflight": data.draw(st.integers(-1, 2)),
+        "min_elements": data.draw(st.sampled_from([1, 1024, TOKENS * HIDDEN])),
+    }
+    bandwidth = data.draw(st.sampled_from([10**9, 10**10, 10**12]))
+    result = run(decoder(), "offload_groups", bandwidth=bandwidth, schedule="megatron", **given_)
+    assert result.iteration_ns >= result.ideal_ns and result.steady
 
 
 # --- attention recomputed by Megatron-LM's name -------------------------------------------------------------------

@@ -42,6 +42,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from simgpu.errors import InputError, Problem
@@ -102,7 +103,8 @@ class OffloadGroups(Policy):
         """One iteration.
 
         Raises `InputError` for parameters out of range or of another schedule, for layers or modules that the trace
-        does not have, for several compute streams, and for GPUs that train together.
+        does not have, for layers that do not run one after the other, for several compute streams, and for GPUs that
+        train together.
         """
         self._check()
         graph, transforms = framework(context.graph, self.name)
@@ -170,6 +172,11 @@ class OffloadGroups(Policy):
             what = f"{self.num_layers} of {len(listed)} layers; the last one is never offloaded"
             remedy = f"give 1 to {len(listed) - 1}" if len(listed) > 1 else "name more layers with parameter blocks"
             raise InputError.single(graph.trace.name, "parameters.num_layers", what, remedy)
+        for one, two in pairwise(listed):
+            if not (one.commit < two.start and two.begin < one.begin):
+                layers = " and ".join(graph.layers.name_of(each.start) for each in (one, two))
+                what = f"the layers of {layers} do not run one after the other, and backward in the reverse order"
+                raise InputError.single(graph.trace.name, "parameters.blocks", what, "name layers that do")
         stop = max(k for k in range(part.first, part.stop) if graph.kernels[k].phase is Phase.BACKWARD)
         if self.schedule == "transformer_engine":
             return transformer_engine(listed, self.num_layers, stop)
