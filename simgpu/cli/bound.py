@@ -143,7 +143,7 @@ def _target(
         scenario = load_scenario(what)
         trace, node, alignment = scenario.trace, scenario.node, scenario.alignment
         if scenario.data_parallel is not None:
-            trace = at_batch(trace, trace.info.batch // scenario.data_parallel.gpus, node.gpu)
+            trace = at_batch(trace, scenario.data_parallel.share(trace.info.batch), node.gpu)
         if budget is None:
             budget = scenario.budget.percentage if isinstance(scenario.budget, PeakPart) else scenario.budget
     elif what in NETWORKS and not Path(what).exists():

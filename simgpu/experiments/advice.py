@@ -71,7 +71,7 @@ def advice(
     if data_parallel is not None:
         from simgpu.workloads.rescale import at_batch
 
-        trace = at_batch(trace, trace.info.batch // data_parallel.gpus)
+        trace = at_batch(trace, data_parallel.share(trace.info.batch))
     memory = scenario.available
     peak = _peak(scenario)
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")

@@ -10,6 +10,8 @@ gradients are added up and the weights updated:
   optimizer (moDNN, section 6.1; where there is none, plain gradient descent).
 * `host`: for each weight the host's cores run one kernel, which adds up its gradients and updates it (section 6.2). The
   optimizer's state is in host memory, and its recorded kernels are not run.
+
+With `none`, nothing is exchanged: each GPU runs all kernels on blocks of its own, weights too.
 """
 
 from __future__ import annotations
@@ -22,10 +24,15 @@ from math import ceil
 
 from simgpu.graph.encodings import EncodedForm
 from simgpu.graph.taskgraph import Round, TaskGraph
+from simgpu.graph.transforms import in_versions
 from simgpu.graph.updates import Update, updates_of
 from simgpu.trace.model import Block, Kernel, Phase, Trace
 
 #: The limits of a multi-GPU result.
+NOT_EXCHANGED = (
+    "gradients are not exchanged: GPUs only share switches and the host, and wait for each other when an iteration ends; "
+    "what an all-reduce takes is not included"
+)
 NO_COLLECTIVES = (
     "gradients are exchanged as in moDNN (2019), through host memory over each GPU's host link; NCCL's collectives and "
     "links between GPUs are not simulated, so this is not the speedup of multi-GPU training with them"
@@ -33,10 +40,12 @@ NO_COLLECTIVES = (
 
 
 class Exchange(StrEnum):
-    """Who adds up the gradients and updates the weights: GPU 0 at the end, or the host during the last sub-batch."""
+    """Who adds up the gradients and updates the weights: GPU 0 at the end, the host during the last sub-batch, or each
+    GPU its own."""
 
     GATHER = "gather"
     HOST = "host"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,8 @@ class _Replication:
     def replicas(self) -> Replicas:
         """All kernels of all rounds, GPU by GPU in each, then the exchange."""
         one, gpus = self.one, self.how.gpus
-        self.updates, self.end = updates_of(one)
+        alone = self.how.exchange is Exchange.NONE
+        self.updates, self.end = ((), len(one.kernels)) if alone else updates_of(one)
         self.blocks, blocks, origin, encoded = self._blocks()
         self.kernels: list[list[int | None]] = [[None] * len(one.kernels) for _ in range(gpus)]
         for part in one.rounds:
@@ -136,8 +146,10 @@ class _Replication:
             compression=one.compression,
             plain=one.plain,
         )
+        if alone and encoded:
+            graph = in_versions(graph)  # framework policies read forms of blocks
         kernels = tuple(map(tuple, self.kernels))
-        return Replicas(graph, kernels, self.blocks, self.updates, self.end, added, updating)
+        return Replicas(graph, kernels, self.blocks, tuple(self.updates), self.end, added, updating)
 
     # --- blocks ---------------------------------------------------------------------------------------------
 

@@ -105,10 +105,11 @@ class Engines:
         self, env: InstantOrder, node: NodeSpec, gpus: int, *, demands_vary: bool = False, buddy_flows: bool = False
     ) -> None:
         """demands_vary: whether kernels take recorded DRAM bandwidth. buddy_flows: whether bytes to and from buddy
-        memory share a link with others. One GPU has its link to itself; several share the switches between them and
-        the host."""
-        # Between GPUs, or with further links behind it, a switch is shared.
-        shared = gpus > 1 or any(switch.links for switch in node.switches)
+        memory share a link with others. One GPU of several has its link to itself; several share the switches between
+        them and the host, and the host's memory."""
+        # Between GPUs, or with further links behind it, a switch is shared; that of a single GPU limits it.
+        own = node.gpus == 1 and bool(node.switches)
+        shared = gpus > 1 or own or any(switch.links for switch in node.switches)
         over = any(link.over_gpu_link for link in node.more_links)
         network = paths_of(node, gpus) if shared else single_paths(node, others=buddy_flows or over)
         self.buddy = buddy_paths(node, network)

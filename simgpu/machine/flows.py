@@ -13,6 +13,7 @@ from functools import partial
 
 import simpy
 
+from simgpu.hardware.sharing import host_as_switch
 from simgpu.hardware.spec import Duplex, LinkSpec, MemoryLink, NodeSpec, SwitchSpec
 from simgpu.memory.transfer import NANO
 from simgpu.program.instructions import DEVICE, HOST
@@ -133,7 +134,8 @@ Network = tuple[dict[str, int], list[tuple[Path, Path]]]
 
 
 def paths_of(node: NodeSpec, gpus: int) -> Network:
-    """The network of a node's first GPUs: each has its own link, and those behind a switch share that.
+    """The network of a node's first GPUs: each has its own link, those behind a switch share that, and all share the
+    bandwidth of the host's memory.
 
     >>> from simgpu.hardware.spec import GpuSpec
     >>> wire = LinkSpec("wire", 10, 12)
@@ -146,7 +148,8 @@ def paths_of(node: NodeSpec, gpus: int) -> Network:
     paths = []
     for gpu in range(gpus):
         hops: list[tuple[str, LinkSpec | SwitchSpec]] = [(f"gpu{gpu}", node.link)]
-        hops += [(f"switch{i}", switch) for i, switch in enumerate(node.switches) if gpu in switch.gpus]
+        shared = (*node.switches, *host_as_switch(node))
+        hops += [(f"switch{i}", switch) for i, switch in enumerate(shared) if gpu in switch.gpus]
         out: list[str] = []
         back: list[str] = []
         for name, link in hops:

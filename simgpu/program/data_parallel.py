@@ -16,7 +16,8 @@ from simgpu.memory.transfer import NANO
 class DataParallel:
     """Train on several GPUs, each with an equal share of the batch (moDNN, section 6); not by NCCL's collectives.
 
-    exchange: with `gather`, GPU 0 adds up the gradients and updates the weights at the end; with `host`, the host's
+    exchange: with `none`, each GPU trains the whole batch of the trace, and only shares switches and the host with the
+    others. With `gather`, GPU 0 adds up the gradients and updates the weights at the end; with `host`, the host's
     cores do so, overlapped with the last sub-batch. cores: the number of these cores.
     """
 
@@ -29,9 +30,23 @@ class DataParallel:
         """The argument of `simgpu.simulate`."""
         return {"gpus": self.gpus, "exchange": str(self.exchange), "cores": self.cores}
 
+    def share(self, batch: int) -> int:
+        """Samples per GPU of a trace with this batch."""
+        return batch if self.exchange is Exchange.NONE else batch // self.gpus
+
+    def total(self, batch: int) -> int:
+        """Samples of all GPUs of a trace with this batch.
+
+        >>> DataParallel(4).total(64), DataParallel(4, Exchange.NONE).total(64)
+        (64, 256)
+        """
+        return self.gpus * batch if self.exchange is Exchange.NONE else batch
+
     @property
     def description(self) -> str:
         """The gradient exchange, as text."""
+        if self.exchange is Exchange.NONE:
+            return "gradients are not exchanged"
         if self.exchange is Exchange.GATHER:
             return "GPU 0 gathers the gradients and updates the weights"
         if self.cores == 1:
@@ -73,7 +88,7 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
     if node.host.cores is not None and how.cores > node.host.cores:
         what = f"the host of node {node.name} has {node.host.cores} cores, not {how.cores}"
         problems.append(Problem("", "argument cores", what, "give as many as it has, or fewer"))
-    if batch % how.gpus:
+    if batch % how.gpus and how.exchange is not Exchange.NONE:
         near = sorted({n for n in (batch // how.gpus * how.gpus, -(-batch // how.gpus) * how.gpus) if n})
         what = f"a batch of {batch} cannot be divided evenly among {how.gpus} GPUs"
         problems.append(
@@ -81,7 +96,7 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
         )
     if problems:
         raise InputError(problems)
-    return batch // how.gpus
+    return how.share(batch)
 
 
 def explained(error: OutOfMemoryError, how: DataParallel, graph: TaskGraph) -> OutOfMemoryError:
@@ -103,6 +118,8 @@ def priced(how: DataParallel, node: NodeSpec) -> Replicate:
     GPU 0 adds up at the speed of elementwise kernels in its time model, or at its DRAM's peak without one. Raises
     `InputError` where the node lacks the speed of its host or its DRAM.
     """
+    if how.exchange is Exchange.NONE:
+        return Replicate(how.gpus, how.exchange, 0)
     if how.exchange is Exchange.HOST:
         rate = node.host.accumulating(how.cores)
         if rate is None:

@@ -54,7 +54,8 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     program: of one GPU, on its share of the batch. graph: the one it was planned for, without its transforms; it names
     the exchanged blocks (`simgpu.graph.updates.exchanging`).
     trial: a run of the program on one GPU, whose times decide the positions of the exchange's copies. With the exchange
-    `host`, weights and optimizer state are in host memory, and GPUs hold no optimizer state.
+    `host`, weights and optimizer state are in host memory, and GPUs hold no optimizer state. With `none`, any program
+    is replicated as it is, and GPUs wait for each other at the end of an iteration.
 
     Raises `InputError` for a program that moves weights or their gradients itself or releases a gradient before the
     end, and as `replicas` does.
@@ -81,6 +82,12 @@ def replicated(program: Program, graph: TaskGraph, node: NodeSpec, how: Replicat
     one = transformed(graph, program.transforms)
     how = replace(how, by_host=_encoded_by_host(program))
     parts = replicas(one, how)
+    if how.exchange is Exchange.NONE:
+        if program.segments[-1].repeat > 1:
+            program = replace(program, segments=(*program.segments, Segment({})))
+        more = Additions(program, parts, first_event=how.gpus * events_of(program))
+        more.finish(lambda gpu: [])
+        return _Writer(program, parts, more, how).program_of_all()
     check_not_moved(program, parts)
     original, split_segment = program, None
     if how.exchange is Exchange.HOST:
@@ -129,6 +136,12 @@ class _Writer:
         """All segments, with the streams of every GPU."""
         segments = [self._segment(index, segment) for index, segment in enumerate(self.program.segments)]
         others = [InitialContents(DEVICE, self._mapped(self.program.resident, gpu), gpu) for gpu in self.more.gpus[1:]]
+        # Only without an exchange may a program have contents in other memories.
+        others += [
+            InitialContents(each.memory, self._mapped(each.blocks, gpu), gpu if each.memory == DEVICE else 0)
+            for each in self.program.other_contents
+            for gpu in self.more.gpus
+        ]
         if self.how.exchange is Exchange.HOST:
             updates = self.parts.updates
             home = tuple(b for update in updates for b in (update.weight, *update.state))

@@ -193,7 +193,8 @@ def _run(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _data_parallel(how: Mapping[str, Any]) -> str:
-    return f"{how['gpus']} GPUs train together, gradients exchanged by {how['exchange']}"
+    exchange = "not exchanged" if how["exchange"] == "none" else f"exchanged by {how['exchange']}"
+    return f"{how['gpus']} GPUs train together, gradients {exchange}"
 
 
 def _policy(entry: Mapping[str, Any]) -> PolicySummary:

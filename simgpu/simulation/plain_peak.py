@@ -13,6 +13,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.settings import AllocatorSettings
 from simgpu.policies.common.framework import plain_framework
+from simgpu.graph.replicate import Exchange
 from simgpu.program.data_parallel import DataParallel, priced, share_of
 from simgpu.program.replication import replicated
 from simgpu.simulation.tasks import task_graph
@@ -151,14 +152,15 @@ def plain_peak(
     peaks: dict[tuple[object, ...], int] = graph.kept.setdefault(("plain peaks",), {})
     key = node.gpu.alignment, data_parallel, iterations, pool, allocator
     if key not in peaks:
-        if data_parallel:
+        exchanged = data_parallel is not None and data_parallel.exchange is not Exchange.NONE
+        if data_parallel and exchanged:
             graph = exchanging(graph.at_batch(share_of(trace.info.batch, data_parallel, node)))
         ran = partial(
             run_program, graph=graph, node=node, budget=None, iterations=iterations, pool=pool, allocator=allocator
         )
         program = plain_framework(graph)
         runs = [ran(program)]
-        if data_parallel:  # which also runs the program on one GPU alone, without what the exchange releases early
+        if data_parallel and exchanged:  # which also runs the program on one GPU alone, without what the exchange releases early
             runs.append(ran(replicated(program, graph, node, priced(data_parallel, node), runs[0].timeline)))
         peaks[key] = max(run.high_water for run in runs)
     return peaks[key]

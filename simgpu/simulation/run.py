@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from simgpu.errors import InputError, OutOfMemoryError, PolicyError, ProgramError
+from simgpu.graph.replicate import NOT_EXCHANGED, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import uncompressed
 from simgpu.graph.updates import exchanging
+from simgpu.hardware.sharing import one_of, placed_alike
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.memory.pool import UNLIMITED
@@ -136,7 +138,8 @@ class _Run:
     """The inputs of a run and of the trial runs of its plan.
 
     graph: of one GPU. node: with the configured alignment. budget: bytes of device memory.
-    full_batch: the graph of the full batch, which several GPUs share.
+    full_batch: the graph of the full batch, which several GPUs share. whole: the node of all GPUs; `node` is what one
+    of them has of it where nothing is exchanged.
     """
 
     graph: TaskGraph
@@ -145,15 +148,21 @@ class _Run:
     config: RunConfig
     budget: int
     full_batch: TaskGraph
+    whole: NodeSpec
 
     @classmethod
     def of(cls, trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -> _Run:
         """A run of checked arguments."""
         node, budget = config.on(machine_of(policy, node))
         full_batch = graph = task_graph(trace, node, config.epoch)
-        if how := config.data_parallel:
-            graph = exchanging(full_batch.at_batch(share_of(trace.info.batch, how, node)))
-        return cls(graph, node, policy, config, int(budget), full_batch)
+        how, whole = config.data_parallel, node
+        if how is not None:
+            share = share_of(trace.info.batch, how, node)
+            if how.exchange is Exchange.NONE:
+                node = one_of(node, how.gpus)
+            else:
+                graph = exchanging(full_batch.at_batch(share))
+        return cls(graph, node, policy, config, int(budget), full_batch, whole)
 
     @property
     def trace(self) -> Trace:
@@ -184,13 +193,15 @@ class _Run:
             {} if carried is None else carried,
             progress,
             exactness_limit=exactness_limit,
-            parallel_trial=self.trial if several else None,
+            parallel_trial=self.trial if several and self.graph.exchanged else None,
         )
 
     def trial(self, program: Program) -> Result:
         """Run a program as it will be run: on one GPU, or on all that train together."""
         how = self.config.data_parallel
-        return self.run(program) if how is None else self.run_together(program, how)
+        if how is None:
+            return self.run(program)
+        return self.run_alike(program, how) if how.exchange is Exchange.NONE else self.run_together(program, how)
 
     def once(self, program: Program) -> Result:
         """As `trial`, without another run where an earlier one with another budget took the same course."""
@@ -282,6 +293,27 @@ class _Run:
             graph=ran,
             notes=(*notes, *run.notes),
             epoch=self.config.epoch,
+        )
+
+    def run_alike(self, program: Program, how: DataParallel) -> Result:
+        """Run one GPU's program, which was planned for its share of the node, on all GPUs at the same time."""
+        if program.residency is not None:
+            what = f"{self.policy.name} supports one GPU: pages shared by several GPUs are not modelled"
+            raise InputError.single("", "data_parallel", what, "run it on one GPU, or choose another policy")
+        alone = replace(self, node=self.whole, config=replace(self.config, gpus=None))
+        single = alone.once(planned_once(self.policy, alone.context()))
+        every = replicated(program, self.graph, self.whole, priced(how, self.whole), single.timeline)
+        result = alone.run(every)
+        batch = self.trace.info.batch
+        notes = [f"{how.gpus} GPUs train {batch} samples each at the same time", NOT_EXCHANGED]
+        if not placed_alike(self.whole, how.gpus):
+            notes.append("the GPUs are not placed alike: the policy planned for the one with the smallest share")
+        ideal_ns = how.gpus * uncompressed(self.full_batch).ideal_ns()
+        return replace(
+            result,
+            trace=replace(result.trace, batch=how.total(batch)),
+            notes=(*notes, *result.notes),
+            parallel_run=ParallelRun(how, ideal_ns, single.iteration_ns, single.graph),
         )
 
     def run_together(self, program: Program, how: DataParallel) -> Result:

@@ -47,10 +47,10 @@ def copying(gpus: int, size: int = 100) -> tuple[Program, TaskGraph]:
     return Program((Segment(streams),), resident=(0,), other_contents=others), tasks
 
 
-def copy_ends(gpus: int, where: NodeSpec) -> list[int]:
-    program, tasks = copying(gpus)
+def copy_ends(gpus: int, where: NodeSpec, size: int = 100) -> list[int]:
+    program, tasks = copying(gpus, size)
     verify(program, tasks)
-    spans = run_program(program, tasks, where, budget=1000, iterations=1).timeline
+    spans = run_program(program, tasks, where, budget=10 * size, iterations=1).timeline
     return [span.end_ns for span in spans if span.label == "copy_d2h"]
 
 

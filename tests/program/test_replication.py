@@ -183,7 +183,7 @@ def test_gradients_are_exchanged_only_in_the_last_round():
         tasks = sharing(network([1000], batch=batch, step=5))
         one = lower(Split(sub_batch).apply(tasks), Placement())
         one = replace(one, transforms=(Split(sub_batch),))
-        for exchange in Exchange:
+        for exchange in (Exchange.GATHER, Exchange.HOST):
             how = Replicate(2, exchange, TWICE)
             program = on_all(one, tasks, several(2), how)
             verify(program, tasks)
@@ -240,14 +240,14 @@ def replicated(exchange: Exchange) -> Program:
     return on_all(lower(TASKS, Placement()), TASKS, several(2), Replicate(2, exchange, TWICE))
 
 
-@pytest.mark.parametrize("exchange", Exchange)
+@pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.HOST])
 def test_a_gradient_that_is_never_sent_is_refused(exchange: Exchange):
     ran = transformed(TASKS, replicated(exchange).transforms)
     drop = Copy(ran.block("w1.grad.gpu1"), DEVICE, HOST)
     assert "holds no value in host memory" in refused(edited(exchange, StreamId(1, "d2h"), drop))
 
 
-@pytest.mark.parametrize("exchange", Exchange)
+@pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.HOST])
 def test_a_weight_that_never_returns_is_refused(exchange: Exchange):
     message = refused(edited(exchange, StreamId(1, "h2d"), Copy(TASKS.block("w1"), HOST, DEVICE)))
     assert "w1" in message
@@ -359,7 +359,7 @@ def test_without_a_split_batch_exchange_copies_have_their_own_streams():
     assert D2H in replicated(SUMMED).streams
 
 
-@pytest.mark.parametrize("exchange", Exchange)
+@pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.HOST])
 def test_events_order_instructions_of_zero_duration(exchange: Exchange):
     """x0's fetch for the last kernel ends at the instant at which both gradients have arrived."""
     trace = network([10, 10], forward=0, error=0, gradient=0, step=None)

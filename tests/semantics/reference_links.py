@@ -27,11 +27,16 @@ def shared_links(node: NodeSpec, gpu: int, src: str, dst: str, alone: bool) -> t
         if (gpu in switch.gpus and number == 0 and not alone) or link.name in switch.links:
             both = switch.duplex is Duplex.HALF
             links.append(f"switch {n} {'both' if both else 'out' if dst == 'host' else 'in'}")
+    if number == 0 and not alone and node.gpus > 1 and node.host.memory_bandwidth is not None:
+        links.append("memory of the host")
     return tuple(links)
 
 
 def carries(node: NodeSpec, link: str) -> int:
     """Bytes per second that a link of that name carries."""
+    if link == "memory of the host":
+        assert node.host.memory_bandwidth is not None
+        return node.host.memory_bandwidth
     what, number, *way = link.split()
     if what == "link":
         return max(node.links[int(way[0])].bandwidths)

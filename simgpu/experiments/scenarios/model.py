@@ -117,10 +117,10 @@ class DataParallelSection(FileModel):
     """
 
     gpus: int = Field(ge=1, description="number of GPUs; the batch must be divisible by it")
-    exchange: Literal["gather", "host"] = Field(
+    exchange: Literal["gather", "host", "none"] = Field(
         default="host",
         description="as in moDNN, not NCCL; gather: GPU 0 adds up the gradients at the end; host: the host's cores add "
-        "them up during the last sub-batch",
+        "them up during the last sub-batch; none: each GPU trains the whole batch, and only shares switches and host",
     )
     cores: int = Field(default=1, ge=1, description="number of host cores that add up gradients")
 
@@ -252,7 +252,7 @@ class Scenario:
 
     def _on_gpus(self, how: DataParallel) -> str:
         batch = self.trace.info.batch
-        return f"{how.gpus} train {batch // how.gpus} of {batch} samples each; {how.description}"
+        return f"{how.gpus} train {how.share(batch)} of {how.total(batch)} samples each; {how.description}"
 
     def _all_facts(self) -> list[tuple[str, str]]:
         policies = ", ".join(policy_label(make_policy(*choice)) for choice in self.policies)
