@@ -62,9 +62,8 @@ def one_of(node: NodeSpec, gpus: int) -> NodeSpec:
     switches = (*shared, *_as_switch(host.memory_bandwidth, (0,)))
     link = node.link
     if link.duplex is Duplex.FULL:
-        d2h = min([link.d2h_bandwidth, *(each.d2h_bandwidth for each in switches)])
-        h2d = min([link.h2d_bandwidth, *(each.h2d_bandwidth for each in switches)])
-        link = replace(link, d2h_bandwidth=d2h, h2d_bandwidth=h2d)
+        d2h, h2d = zip((link.d2h_bandwidth, link.h2d_bandwidth), *map(_alone, switches), strict=True)
+        link = replace(link, d2h_bandwidth=min(d2h), h2d_bandwidth=min(h2d))
     links = []
     for each in node.more_links:
         rates = each.bandwidths if DEVICE in each.ends else tuple(_part(rate, gpus) for rate in each.bandwidths)
@@ -102,6 +101,12 @@ def _switches(node: NodeSpec, gpu: int, gpus: int) -> tuple[SwitchSpec, ...]:
             rates = _part(switch.d2h_bandwidth, count), _part(switch.h2d_bandwidth, count)
             shares.append(SwitchSpec((0,), *rates, switch.duplex, switch.links))
     return tuple(shares)
+
+
+def _alone(switch: SwitchSpec) -> tuple[int, int]:
+    """The rates of copies while none passes in the other direction."""
+    rates = switch.d2h_bandwidth, switch.h2d_bandwidth
+    return (max(rates), max(rates)) if switch.duplex is Duplex.HALF else rates
 
 
 def _least(switches: Sequence[SwitchSpec]) -> float:
