@@ -42,6 +42,7 @@ _TABLE = ".csv"
 @click.option(
     "--attention", type=click.Choice([each.value for each in AttentionForm]), help="Of a decoder. Default: sdpa."
 )
+@click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(
     "-o",
     "--output",
@@ -62,6 +63,7 @@ def fit_(
     optimizer: str | None,
     dtype: str | None,
     attention: str | None,
+    gpus: int | None,
     outputs: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
@@ -81,6 +83,7 @@ def fit_(
     simgpu fit ./Llama-3.2-1B/config.json --gpu l40s       # the largest length
     simgpu fit ./Llama-3.2-1B --gpu l40s --length 4096     # the largest batch
     simgpu fit resnet50 --gpu rtx3060 --batch 256
+    simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
     """
     _check(outputs)
     with progress(quiet) as say:
@@ -93,6 +96,7 @@ def fit_(
             optimizer=optimizer,
             dtype=dtype,
             attention=attention,
+            gpus=gpus,
             progress=say,
         )
         for path in outputs:

@@ -26,11 +26,11 @@ def answer(fit: FitOutcome) -> str:
         return f"In {budget}: {name} does not fit{_for_size(fit)} under any option that trains the same. {_least(fit)}"
     if fit.question.searched:
         which = "Each" if len(_named(fit)) > 1 else "It"
-        return f"In {budget}: train {name} {_ways(fit)}. {which} leaves {format_bytes(fit.question.margin)} or more."
+        return f"In {budget}: train {name}{_each(fit)} {_ways(fit)}. {which} leaves {format_bytes(fit.question.margin)} or more."
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
-    return f"In {budget}: train {name}{_for_size(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+    return f"In {budget}: train {name}{_for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
 
 
 def facts(fit: FitOutcome) -> list[tuple[str, str]]:
@@ -75,6 +75,12 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     times = "kernel times are modelled" if modelled else f"kernel times are those of {fit.info.device}"
     default = "that of the same samples as the model is trained by default, in unlimited memory"
     yield f"cost: step time over {default}; {times}"
+    if fit.question.gpus > 1:
+        yield (
+            f"sharing: the part of the cost that is due to {fit.question.gpus} GPUs which do the same at the same time "
+            "and share switches and the host's memory. Memory, speed and batch are of each; an all-reduce of gradients "
+            "is not included"
+        )
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
@@ -138,10 +144,15 @@ def _options(row: FitRow) -> str:
     return text if run is None or not run.allocator else f"{text} with {SEGMENTS}"
 
 
+def _each(fit: FitOutcome) -> str:
+    return f" on each of {fit.question.gpus} GPUs" if fit.question.gpus > 1 else ""
+
+
 def _cost(run: FitRun) -> str:
     if run.cost < -_FREE:
         return f"nothing and saves {-run.cost:.0%}"
-    return "nothing" if run.cost < _FREE else f"{run.cost:.0%}"
+    shared = f", {run.sharing:.0%} because GPUs share the host" if run.sharing >= _FREE else ""
+    return "nothing" if run.cost < _FREE else f"{run.cost:.0%}{shared}"
 
 
 def _safety(fit: FitOutcome, best: FitRow) -> str:

@@ -14,9 +14,10 @@ from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
 from simgpu.experiments.fit.workloads import Workload, workload_of
 from simgpu.hardware.nodes import load_node
+from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import no_progress
-from simgpu.simulation.config import RunConfig
+from simgpu.simulation.config import RunConfig, checked_setting
 from simgpu.trace.model import Trace
 
 
@@ -30,6 +31,7 @@ def fit(
     optimizer: str | None = None,
     dtype: str | None = None,
     attention: str | None = None,
+    gpus: int | None = None,
     progress: Callable[[str], None] = no_progress,
 ) -> Fit:
     """Whether a model fits a GPU, with which options of its training, and what each option costs.
@@ -42,6 +44,8 @@ def fit(
     budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
     optimizer, dtype, attention: of a modelled iteration, as for `simgpu.workloads.decoders.modelled.decoder_iteration`;
     by default adamw (of networks of the zoo sgd), bfloat16 and sdpa
+    gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
+    switches and the host; gradients are not exchanged
     progress: called with each option before it is tried
 
     Each candidate is run as a scenario would run it, with ``pool: caching``. A size that is searched leaves
@@ -57,7 +61,9 @@ def fit(
     ('as it is', 12)
     """
     workload = workload_of(model, {"optimizer": optimizer, "dtype": dtype, "attention": attention})
-    node = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
+    whole = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
+    count = checked_setting("gpus", whole.gpus if gpus is None else gpus)
+    node = one_of(whole, count)
     _check(workload, batch, length)
     if workload.longest is None or length is None:
         batch = batch or workload.own_batch or (None if workload.longest is None else 1)
@@ -66,7 +72,8 @@ def fit(
         what = f"{budget!r} is a part of a peak, and every option has another one"
         raise InputError.single("", "budget", what, "give a size such as '24 GB'")
     context, memory = config.context_memory(node), config.on(node)[1]
-    question = Question(workload, node, batch, length, memory, safe_margin(memory, context))
+    alone = whole if count > 1 else None
+    question = Question(workload, node, batch, length, memory, safe_margin(memory, context), alone, count)
     progress(f"building {workload.name}")
     info = question.info()
     result = Fit(question, _rows(question, progress), info, context)

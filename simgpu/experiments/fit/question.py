@@ -72,7 +72,8 @@ class Question:
     """A model, a GPU, and a size, or which size is searched.
 
     batch, length: as requested; None for the one that is searched, and length where samples have none.
-    budget: bytes for PyTorch's allocator. margin: of these, what a size that is searched has to leave.
+    budget: bytes for PyTorch's allocator. margin: of these, what a size that is searched has to leave. gpus: how many
+    run the same at the same time; node then has the share of one, and alone is the node of one that runs alone.
     """
 
     workload: Workload
@@ -81,6 +82,8 @@ class Question:
     length: int | None
     budget: int
     margin: int = 0
+    alone: NodeSpec | None = None
+    gpus: int = 1
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False, repr=False)
     plain: dict[tuple[int, int | None], int] = field(default_factory=dict, compare=False, repr=False)
 
@@ -117,10 +120,10 @@ class Question:
         if micro_batches > 1:
             policy, parameters = "accumulate", {"micro_batches": micro_batches, "inside": {policy: parameters}}
 
-        def within(budget: int, allocator: str | None = None) -> Result:
+        def within(budget: int, allocator: str | None = None, node: NodeSpec = self.node) -> Result:
             given: RunSettings = {"budget": budget, "pool": "caching", "allocator": allocator, "iterations": 2}
             with no_collection():  # a quarter of the time is spent on objects that stay
-                return simulate(trace, self.node, policy, parameters=parameters, **given)
+                return simulate(trace, node, policy, parameters=parameters, **given)
 
         result, allocator = within(_UNLIMITED), ""
         peak, fits = result.metrics.run_peak_bytes, result.high_water <= self.usable
@@ -133,6 +136,9 @@ class Question:
                 with suppress(OutOfMemoryError):
                     result, fits = within(self.usable, allocator or None), True
                     break
+        alone_ns = result.iteration_ns
+        if self.alone is not None and (result.metrics.link_bytes or candidate.on_host):
+            alone_ns = within(result.budget, allocator if fits and allocator else None, self.alone).iteration_ns
         return FitRun(
             batch,
             length,
@@ -144,6 +150,7 @@ class Question:
             result.metrics.link_bytes,
             persistent,
             allocator if fits else "",
+            alone_ns=alone_ns,
         )
 
     def _trace(self, batch: int, length: int | None, build: Mapping[str, Any]) -> Trace:
@@ -211,8 +218,10 @@ class Question:
         # Each micro-batch after the first two takes as long as the third.
         three, later = (parts(3, size), count - 2) if count > 2 else (two, 0)
         step_ns = two.step_ns + later * (three.step_ns - two.step_ns)
+        alone_ns = two.alone_ns + later * (three.alone_ns - two.alone_ns)
         link_bytes = two.link_bytes + later * (three.link_bytes - two.link_bytes)
-        return FitRow(candidate, replace(two, batch=batch, micro_batches=count, step_ns=step_ns, link_bytes=link_bytes))
+        run = replace(two, batch=batch, micro_batches=count, step_ns=step_ns, link_bytes=link_bytes, alone_ns=alone_ns)
+        return FitRow(candidate, run)
 
 
 def _where(known: Mapping[int, FitRun], budget: int) -> int:

@@ -30,7 +30,8 @@ class Fit(FitOutcome):
         sizes = (self.question.searched,) if self.question.searched else ()
         times = () if sizes else ("step",)
         parts = ("parts",) if self._divided else ()
-        return ("option", *sizes, self._unit, *times, self.speed_unit, "cost", *parts, "note")
+        sharing = ("sharing",) if self.question.gpus > 1 else ()
+        return ("option", *sizes, self._unit, *times, self.speed_unit, "cost", *sharing, *parts, "note")
 
     @property
     def _unit(self) -> str:
@@ -52,7 +53,8 @@ class Fit(FitOutcome):
         size = (f"{row.size(searched):,}" if row.fits else _ABSENT,) if searched else ()
         times = () if searched else (format_time(run.step_ns),)
         parts = (str(run.micro_batches),) if self._divided else ()
-        rest = *times, speed_text(run.speed), f"{run.cost:.1%}", *parts, ", ".join(self._marks(row, run))
+        sharing = (f"{run.sharing:.1%}",) if self.question.gpus > 1 else ()
+        rest = *times, speed_text(run.speed), f"{run.cost:.1%}", *sharing, *parts, ", ".join(self._marks(row, run))
         return (*size, self._size(run.reserved), *rest)
 
     def _size(self, size: int) -> str:
@@ -132,7 +134,7 @@ class Fit(FitOutcome):
         """Plain data for JSON: the question, the answer, and one entry per candidate."""
         question = self.question
         options = dict(question.workload.options)
-        size = {"batch": question.batch, "length": question.length, "searched": question.searched}
+        size = {"gpus": question.gpus, "batch": question.batch, "length": question.length, "searched": question.searched}
         given = {"model": question.workload.name, "options": options, **size, "budget_bytes": question.budget}
         best = None if self.best is None else self.best.candidate.label
         result: dict[str, Any] = {"answer": self.answer, "best": best, "margin_bytes": self.question.margin}

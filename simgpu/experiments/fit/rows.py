@@ -42,7 +42,8 @@ class FitRun:
     batch is divided. fits: within the budget. peak: the most that is allocated at once; above the budget, in unlimited
     memory. reserved: the most that PyTorch's allocator had. step_ns: with the optimizer. link_bytes: copied over the
     link. allocator: settings of PyTorch's allocator that it needs to fit, empty for the default ones. plain_ns: of the
-    same samples as the model is trained by default, in unlimited memory; 0 if not known.
+    same samples as the model is trained by default, in unlimited memory; 0 if not known. alone_ns: step time without
+    other GPUs that share the node.
     """
 
     batch: int
@@ -56,6 +57,12 @@ class FitRun:
     persistent: Persistent
     allocator: str = ""
     plain_ns: int = 0
+    alone_ns: int = 0
+
+    @property
+    def sharing(self) -> float:
+        """The part of `cost` that is due to other GPUs, which share switches and the host."""
+        return (self.step_ns - self.alone_ns) / self.plain_ns if self.plain_ns else 0.0
 
     @property
     def cost(self) -> float:
@@ -106,7 +113,7 @@ class FitRow:
             return about
         run = asdict(self.run)
         persistent = run.pop("persistent")
-        run |= {"cost": self.run.cost, "samples_per_s": self.run.samples_per_s, "capped": self.capped}
+        run |= {"cost": self.run.cost, "sharing": self.run.sharing, "samples_per_s": self.run.samples_per_s, "capped": self.capped}
         return about | run | {f"{name}_bytes": size for name, size in persistent.items()}
 
 
