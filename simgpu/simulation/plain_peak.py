@@ -160,7 +160,9 @@ def plain_peak(
         )
         program = plain_framework(graph)
         runs = [ran(program)]
-        if data_parallel and exchanged:  # which also runs the program on one GPU alone, without what the exchange releases early
+        if (
+            data_parallel and exchanged
+        ):  # which also runs the program on one GPU alone, without what the exchange releases early
             runs.append(ran(replicated(program, graph, node, priced(data_parallel, node), runs[0].timeline)))
         peaks[key] = max(run.high_water for run in runs)
     return peaks[key]

@@ -23,7 +23,7 @@ GIGA = 10**9
 
 #: Keys for names and structure, which need no source.
 NO_QUANTITY = {
-    *("gpu.reported_as", "gpu.name", "link.kind", "switches[0].gpus", "switches[1].gpus"),
+    *("gpu.reported_as", "gpu.name", "link.kind", *(f"switches[{number}].gpus" for number in range(4))),
     *("links[0].kind", "links[0].between", "links[0].over_gpu_link"),
 }
 REAL = [name for name in node_names() if name != "laptop-2gb"]

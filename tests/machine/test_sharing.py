@@ -60,7 +60,9 @@ def test_one_gpu_with_its_shares_is_as_all_gpus_together(data: st.DataObject, wh
     alone = run_program(program, graph, where, budget=None, iterations=3).timeline
 
     def spans(timeline: object) -> list[tuple[object, ...]]:
-        return sorted((s.label, s.start_ns, s.end_ns) for s in timeline if s.gpu == 0 and not s.label.startswith("stall"))
+        return sorted(
+            (s.label, s.start_ns, s.end_ns) for s in timeline if s.gpu == 0 and not s.label.startswith("stall")
+        )
 
     assert spans(together) == spans(one)
     assert together.iteration_ends_ns[-1] >= alone.iteration_ends_ns[-1]

@@ -30,7 +30,9 @@ def answer(fit: FitOutcome) -> str:
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
-    return f"In {budget}: train {name}{_for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+    return (
+        f"In {budget}: train {name}{_for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+    )
 
 
 def facts(fit: FitOutcome) -> list[tuple[str, str]]:

@@ -134,7 +134,12 @@ class Fit(FitOutcome):
         """Plain data for JSON: the question, the answer, and one entry per candidate."""
         question = self.question
         options = dict(question.workload.options)
-        size = {"gpus": question.gpus, "batch": question.batch, "length": question.length, "searched": question.searched}
+        size = {
+            "gpus": question.gpus,
+            "batch": question.batch,
+            "length": question.length,
+            "searched": question.searched,
+        }
         given = {"model": question.workload.name, "options": options, **size, "budget_bytes": question.budget}
         best = None if self.best is None else self.best.candidate.label
         result: dict[str, Any] = {"answer": self.answer, "best": best, "margin_bytes": self.question.margin}

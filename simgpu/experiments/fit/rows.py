@@ -113,7 +113,12 @@ class FitRow:
             return about
         run = asdict(self.run)
         persistent = run.pop("persistent")
-        run |= {"cost": self.run.cost, "sharing": self.run.sharing, "samples_per_s": self.run.samples_per_s, "capped": self.capped}
+        run |= {
+            "cost": self.run.cost,
+            "sharing": self.run.sharing,
+            "samples_per_s": self.run.samples_per_s,
+            "capped": self.capped,
+        }
         return about | run | {f"{name}_bytes": size for name, size in persistent.items()}
 
 
