@@ -30,8 +30,8 @@ from simgpu.trace.model import Block, Kernel, Phase, Trace
 
 #: The limits of a multi-GPU result.
 NOT_EXCHANGED = (
-    "gradients are not exchanged: GPUs only share switches and the host, and wait for each other when an iteration ends; "
-    "what an all-reduce takes is not included"
+    "gradients are not exchanged, and what an all-reduce takes is not included: GPUs only share switches and the host, "
+    "and wait for each other when an iteration ends"
 )
 NO_COLLECTIVES = (
     "gradients are exchanged as in moDNN (2019), through host memory over each GPU's host link; NCCL's collectives and "

@@ -8,12 +8,12 @@ from math import floor
 from typing import Any, TypedDict, Unpack
 
 from simgpu.errors import InputError, Problem
+from simgpu.graph.replicate import Exchange
 from simgpu.graph.updates import exchanging
 from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.memory.caching.settings import AllocatorSettings
 from simgpu.policies.common.framework import plain_framework
-from simgpu.graph.replicate import Exchange
 from simgpu.program.data_parallel import DataParallel, priced, share_of
 from simgpu.program.replication import replicated
 from simgpu.simulation.tasks import task_graph

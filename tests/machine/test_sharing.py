@@ -1,4 +1,4 @@
-"""Several GPUs that run the same program at the same time: shares of switches and host, in closed form and simulated."""
+"""Several GPUs that run the same program at the same time: closed form, shares of one GPU, and the reference model."""
 
 from __future__ import annotations
 

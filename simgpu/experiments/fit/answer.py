@@ -26,7 +26,8 @@ def answer(fit: FitOutcome) -> str:
         return f"In {budget}: {name} does not fit{_for_size(fit)} under any option that trains the same. {_least(fit)}"
     if fit.question.searched:
         which = "Each" if len(_named(fit)) > 1 else "It"
-        return f"In {budget}: train {name}{_each(fit)} {_ways(fit)}. {which} leaves {format_bytes(fit.question.margin)} or more."
+        ways, margin = _ways(fit), format_bytes(fit.question.margin)
+        return f"In {budget}: train {name}{_each(fit)} {ways}. {which} leaves {margin} or more."
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
