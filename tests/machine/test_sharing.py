@@ -16,6 +16,7 @@ from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec, SwitchSpec
 from simgpu.machine.run import run_program
 from simgpu.program.lowering import lower
 from simgpu.simulation.run import simulate
+from simgpu.timeline.model import Timeline
 from tests.machine.test_against_reference import compare
 from tests.machine.test_several_gpus import copy_ends
 from tests.semantics.hand_made import GB, node
@@ -37,7 +38,7 @@ def alike(draw: st.DrawFn) -> NodeSpec:
 
 @quick
 @given(alike(), st.integers(1, 10_000))
-def test_copies_of_all_gpus_take_the_bytes_over_the_smallest_share(where: NodeSpec, size: int):
+def test_copies_of_all_gpus_take_the_bytes_over_the_smallest_share(where: NodeSpec, size: int) -> None:
     shares = [
         (max(s.d2h_bandwidth, s.h2d_bandwidth) if s.duplex is Duplex.HALF else s.d2h_bandwidth) // len(s.gpus)
         for s in where.switches
@@ -50,7 +51,7 @@ def test_copies_of_all_gpus_take_the_bytes_over_the_smallest_share(where: NodeSp
 
 @quick
 @given(st.data(), alike())
-def test_one_gpu_with_its_shares_is_as_all_gpus_together(data: st.DataObject, where: NodeSpec):
+def test_one_gpu_with_its_shares_is_as_all_gpus_together(data: st.DataObject, where: NodeSpec) -> None:
     tasks = data.draw(networks())
     graph = sharing(tasks)
     program = lower(graph, data.draw(moved(graph, layer_barrier=False)))
@@ -59,7 +60,7 @@ def test_one_gpu_with_its_shares_is_as_all_gpus_together(data: st.DataObject, wh
     one = run_program(program, graph, one_of(where, 4), budget=None, iterations=3).timeline
     alone = run_program(program, graph, where, budget=None, iterations=3).timeline
 
-    def spans(timeline: object) -> list[tuple[object, ...]]:
+    def spans(timeline: Timeline) -> list[tuple[object, ...]]:
         return sorted(
             (s.label, s.start_ns, s.end_ns) for s in timeline if s.gpu == 0 and not s.label.startswith("stall")
         )
@@ -70,14 +71,14 @@ def test_one_gpu_with_its_shares_is_as_all_gpus_together(data: st.DataObject, wh
 
 @quick
 @given(st.data(), alike())
-def test_replicas_match_the_reference_model(data: st.DataObject, where: NodeSpec):
+def test_replicas_match_the_reference_model(data: st.DataObject, where: NodeSpec) -> None:
     graph = sharing(data.draw(networks()))
     program = lower(graph, data.draw(moved(graph, layer_barrier=False)))
     compare(on_all(program, graph, where, Replicate(4, Exchange.NONE, 0)), graph, where, None)
 
 
 @pytest.mark.parametrize("policy", ["vdnn", "save_on_cpu", "optimizer_on_host"])
-def test_any_policy_takes_as_long_on_its_share_as_together(policy: str):
+def test_any_policy_takes_as_long_on_its_share_as_together(policy: str) -> None:
     trace = simgpu.load_trace("digits-cnn-cpu")
     where = simgpu.load_node("k40-x4", {"host.memory_bandwidth": "6 GB/s"})
     together = simulate(trace, where, policy, gpus=4, exchange="none")
@@ -88,6 +89,6 @@ def test_any_policy_takes_as_long_on_its_share_as_together(policy: str):
     assert together.trace.batch == 4 * trace.info.batch
 
 
-def test_more_gpus_than_the_node_has_are_refused():
+def test_more_gpus_than_the_node_has_are_refused() -> None:
     with pytest.raises(InputError, match="node test has one GPU, not 2"):
         one_of(replace(node(), name="test"), 2)

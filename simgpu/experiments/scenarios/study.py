@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from simgpu.analysis.tables import facts_html, facts_text
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyChoice, PolicyEntry, Pool
 from simgpu.experiments.scenarios.modelled import WrittenSweep
-from simgpu.graph.replicate import NO_COLLECTIVES
+from simgpu.graph.replicate import NO_COLLECTIVES, NOT_EXCHANGED, Exchange
 from simgpu.io.schema import Budget, FileModel, Share
 from simgpu.policies.base import policy_label
 from simgpu.policies.registry import make_policy
@@ -327,6 +327,7 @@ class Study:
             for trace in self.traces.values()
         )
         epochs = ", ".join(map(str, self.epochs))
+        exchanges = {run.data_parallel.exchange for run in self.runs if run.data_parallel}
         text = f"epochs {epochs}, weighted equally" if len(self.epochs) > 1 else f"epoch {epochs}"
         return [
             *([("about", self.description)] if self.description else []),
@@ -336,7 +337,8 @@ class Study:
             ("run", f"{text}; " + _iterations(self.iterations)),
             *([("memory", f"pool: {self.pool}")] if self.pool else []),
             *([("batch", "the largest that fits, for each run")] if self.largest_batch else []),
-            *([("gpus", NO_COLLECTIVES)] if any(run.data_parallel for run in self.runs) else []),
+            *([("gpus", NOT_EXCHANGED)] if Exchange.NONE in exchanges else []),
+            *([("gpus", NO_COLLECTIVES)] if exchanges - {Exchange.NONE} else []),
             *(("note", note) for note in self.notes),
         ]
 

@@ -21,7 +21,7 @@ from simgpu.experiments.sweep.point import OUTCOMES, PointRows, died, run_point
 from simgpu.experiments.sweep.spread import seed_spreads
 from simgpu.experiments.sweep.store import Store, stored
 from simgpu.experiments.sweep.table import HEADINGS, SHOWN, columns_of, frame_of, shown_rows, table_rows
-from simgpu.graph.replicate import NO_COLLECTIVES
+from simgpu.graph.replicate import NO_COLLECTIVES, NOT_EXCHANGED, Exchange
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -221,8 +221,9 @@ def run_points(
                 notes.append(_EDITED)
         counted = Counter(row["outcome"] for _, rows in store.rows() for row in rows)
         counts = {outcome: counted[outcome] for outcome in OUTCOMES}
-        if any(row.get("gpus", 1) > 1 for _, rows in store.rows() for row in rows):
-            notes.append(NO_COLLECTIVES)
+        exchanges = {row.get("exchange") for _, rows in store.rows() for row in rows if row.get("gpus", 1) > 1}
+        notes += [NOT_EXCHANGED] if Exchange.NONE in exchanges else []
+        notes += [NO_COLLECTIVES] if exchanges - {Exchange.NONE} else []
         write_results(sweep, store, counts, now)
     except BaseException:
         close_unfinished(store)

@@ -176,7 +176,7 @@ def test_sizes_that_no_iteration_has_are_refused_together(model: Path) -> None:
         simgpu.fit(model, NODE, batch=0, length=-1)
     assert [problem.place for problem in error.value.problems] == ["batch", "length"]
     with pytest.raises(InputError, match="samples of resnet50 have no length"):
-        simgpu.fit("resnet50", NODE, batch=1, length=128)
+        simgpu.simgpu.fit("resnet50", NODE, batch=1, length=128)
     with pytest.raises(InputError, match="there is no model 'resnet51'; give"):
         simgpu.fit("resnet51", NODE)
 
@@ -221,3 +221,23 @@ def test_a_configuration_is_named_by_its_folder_or_by_its_own_name(model: Path) 
 def test_a_budget_above_the_memory_of_the_gpu_is_reported(model: Path) -> None:
     result = simgpu.fit(model, NODE, batch=1, length=128, budget="900 GB")
     assert dict(result.facts())["budget"].endswith("as given, more than the GPU has")
+
+
+@pytest.mark.slow
+def test_gpus_that_share_switches_cost_more_and_the_answer_says_how_much() -> None:
+    node = simgpu.load_node("a100-x8", {"gpu.memory": "3 GiB"})
+    single, shared = (simgpu.fit("resnet50", node, batch=64, gpus=gpus) for gpus in (1, 8))
+    assert "sharing" in shared.headings
+    assert "sharing" not in single.headings
+    for alone, row in zip(single.rows, shared.rows, strict=True):
+        if alone.run is not None and row.run is not None and alone.fits and row.fits:
+            assert row.run.alone_ns == alone.run.step_ns
+            assert row.run.step_ns >= alone.run.step_ns
+            assert (row.run.sharing > 0) <= (row.run.link_bytes > 0)
+    assert any(row.run is not None and row.run.sharing > 0.05 for row in shared.rows)
+    assert "on each of 8 GPUs" in shared.answer
+
+
+def test_more_gpus_than_the_node_has_are_refused() -> None:
+    with pytest.raises(InputError, match="node rtx4090 has one GPU, not 8"):
+        simgpu.fit("resnet50", "rtx4090", batch=1, gpus=8)
