@@ -22,7 +22,7 @@ from tests.machine.test_several_gpus import copy_ends
 from tests.semantics.hand_made import GB, node
 from tests.semantics.networks import moved, networks, on_all, several, sharing
 
-GROUPS = {1: [(0, 1, 2, 3)], 2: [(0, 1), (2, 3)], 4: [(gpu,) for gpu in range(4)]}
+GROUPS: list[list[tuple[int, ...]]] = [[], [(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0,), (1,), (2,), (3,)]]
 quick = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
 
 
@@ -32,7 +32,7 @@ def alike(draw: st.DrawFn) -> NodeSpec:
     rate = st.integers(GB // 3, 5 * GB)
     base = replace(several(4, switch=None), host=HostSpec(memory_bandwidth=draw(st.none() | rate)))
     out, back, duplex = draw(rate), draw(rate), draw(st.sampled_from(Duplex))
-    groups = draw(st.sampled_from([[], *GROUPS.values()]))
+    groups = draw(st.sampled_from(GROUPS))
     return replace(base, switches=tuple(SwitchSpec(group, out, back, duplex) for group in groups))
 
 
