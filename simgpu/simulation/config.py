@@ -75,7 +75,7 @@ class RunConfig:
     epoch: training epoch, for traces whose sparsity changes with it.
     gpus: number of data-parallel GPUs, each with its own budget, and an equal share of the batch unless exchange is
     ``none``; by default one.
-    exchange: of gradients as in moDNN, not by NCCL's collectives: ``gather``, ``host`` or ``none`` (see `DataParallel`).
+    exchange: of gradients as in moDNN, not by NCCL: ``gather``, ``host`` or ``none`` (see `DataParallel`).
     cores: the host's cores that add up gradients.
     engine: ``simpy`` or ``compiled``, which give the same numbers; by default ``auto``, the faster one for each run.
     allocator: settings of the caching pool, as in PYTORCH_CUDA_ALLOC_CONF; by default PyTorch's.
