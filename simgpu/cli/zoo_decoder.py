@@ -22,7 +22,7 @@ from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
 from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
-from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, TrainingOptions
+from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, TrainingOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +72,12 @@ _OPTIONS = (
         type=click.Choice([each.value for each in AttentionForm]),
         help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager "
         "for T5, which has no other.",
+    ),
+    click.option(
+        "--loss",
+        type=click.Choice([each.value for each in LossForm]),
+        help="Loss of a configuration: all logits at once, in 8 chunks as torchtune, or fused with the output layer as "
+        "in Liger-Kernel. Default: eager.",
     ),
     click.option(
         "--micro-batches",

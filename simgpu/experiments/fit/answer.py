@@ -86,6 +86,8 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
         )
     if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
         yield "options below fused AdamW include it"
+    if any(row.candidate.short.startswith("+ loss ") for row in fit.rows):
+        yield "loss: with fused loss, which pays where the logits are much of the memory"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
         yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); up to 3 are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):

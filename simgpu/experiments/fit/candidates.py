@@ -18,13 +18,15 @@ class BuildOption(NamedTuple):
     """A way to model the training loop.
 
     build: options of the workload, such as ``{"optimizer": "adamw-fused"}``. instead_of: the values that it replaces;
-    the option applies only where the workload has these.
+    the option applies only where the workload has these. mark: of one that may take time, so that policies that
+    recompute are tried without it and, under this mark, with it; empty for one that is on in every later candidate.
     """
 
     label: str
     switch: str
     build: Mapping[str, object]
     instead_of: Mapping[str, object] = _NOTHING
+    mark: str = ""
 
     def applies(self, base: Mapping[str, object]) -> bool:
         """Whether a workload of these options has what this one replaces, and not yet what it brings."""
@@ -40,14 +42,27 @@ class PolicyOption(NamedTuple):
     policy: str
     parameters: Mapping[str, object] = _NOTHING
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether modules are checkpointed."""
+        return "checkpoint" in (self.policy, self.parameters.get("inside"))
 
-#: What computes the same in another way, and needs no policy: all that apply are on in every later candidate.
+
+#: What computes the same in another way, and needs no policy. One that costs time comes after those that cost none.
 BUILDS = (
     BuildOption(
         "fused AdamW",
         'torch.optim.AdamW(fused=True); Transformers optim="adamw_torch_fused"',
         {"optimizer": "adamw-fused"},
         {"optimizer": "adamw"},
+    ),
+    BuildOption(
+        "fused loss",
+        "Liger-Kernel apply_liger_kernel_to_llama(rope=False, rms_norm=False, swiglu=False), or of another model; "
+        "Axolotl liger_fused_linear_cross_entropy: true",
+        {"loss": "fused"},
+        {"loss": "eager"},
+        mark="loss",
     ),
 )
 
@@ -174,22 +189,35 @@ def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...
         for option in CHANGES
         if option.applies(base)
         for each in (Candidate("", "", build={**base, **option.build}), *_of_the_same({**base, **option.build}))
-        if (each.policy, each.parameters) == (like.policy, like.parameters)
+        if (each.policy, each.parameters, each.build.get("loss"))
+        == (like.policy, like.parameters, like.build.get("loss"))
     )
 
 
 def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
     """The candidates that train the same, with at least one option."""
     plain = Candidate("", "", build=base)
+    costly = []
     for option in BUILDS:
         if option.applies(plain.build):
             label, build = _joined(plain.label, option.label), {**plain.build, **option.build}
             switches = (*plain.switches, _switch(option))
-            plain = replace(plain, label=label, short=f"+ {option.label}", build=build, switches=switches)
-            yield plain
-    for each in POLICIES:
-        label, switches = _joined(plain.label, each.label), (*plain.switches, _switch(each))
-        yield Candidate(label, f"+ {each.label}", each.policy, each.parameters, plain.build, switches)
+            each = replace(plain, label=label, short=f"+ {option.label}", build=build, switches=switches)
+            if option.mark:
+                costly.append(replace(each, short=f"+ {option.mark}"))
+            else:
+                plain = each
+            yield each
+    for policy in POLICIES:
+        for each in (replace(plain, short=""), *(costly if policy.recomputes else ())):
+            yield replace(
+                each,
+                label=_joined(each.label, policy.label),
+                short=f"{each.short} + {policy.label}".lstrip(),
+                policy=policy.policy,
+                parameters=policy.parameters,
+                switches=(*each.switches, _switch(policy)),
+            )
 
 
 def _switch(option: BuildOption | PolicyOption) -> str:

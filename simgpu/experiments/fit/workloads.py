@@ -17,7 +17,7 @@ from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.decoders.config import read_decoder
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.options import TrainingOptions
+from simgpu.workloads.decoders.options import LossForm, TrainingOptions, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 
@@ -148,7 +148,8 @@ def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Worklo
         decoder = read_decoder(path)
         if path.is_file() and path.name != "config.json" and decoder.name == path.absolute().parent.name:
             decoder = replace(decoder, name=path.stem)  # one of several configurations in a folder
-        return DecoderWorkload(decoder, {**_OF_A_DECODER, **given})
+        loss = {"loss": LossForm.EAGER.value} if has_fused_loss(decoder) else {}
+        return DecoderWorkload(decoder, {**_OF_A_DECODER, **loss, **given})
     known = [*NETWORKS, *shipped_names("traces")]
     remedy = f"give a config.json, a trace folder, a shipped trace or a network of the zoo: {did_you_mean(name, known)}"
     raise InputError.single("", "MODEL", f"there is no model {name!r}", remedy)

@@ -46,6 +46,9 @@ class ModelledDecoder(FileModel):
         default=None, description="lower precision of torch.autocast for forward and loss; none by default"
     )
     attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="PyTorch's fused operator, or products")
+    loss: Literal["eager", "chunked", "fused"] = Field(
+        default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
+    )
     optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="adamw", description="optimizer of the weights"
     )

@@ -85,7 +85,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
 
 
 def _kind(func: Any, name: str) -> OperationKind | None:
-    listed = listed_kind(name)
+    listed = listed_kind(name.rpartition("::")[2])
     if listed is not None:
         return listed
     pointwise = torch.Tag.pointwise in func.tags or name.startswith("_foreach_")

@@ -13,7 +13,7 @@ from simgpu.workloads.eager.views import split
 
 
 class Gpt2Model:
-    """The weights of the model, created in the order of transformers' modules; calling it computes the logits."""
+    """The weights of the model, created in the order of transformers' modules."""
 
     def __init__(self, build: Build) -> None:
         decoder, session = build.decoder, build.session
@@ -30,7 +30,8 @@ class Gpt2Model:
         else:
             self.head = Linear.create(build, "lm_head", decoder.width, decoder.vocabulary, bias=False)
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the output layer reads, (batch, tokens, width)."""
         session, length = self.build.session, tokens.shape[1]
         with session.layer("transformer"):
             places = token_positions(self.build, length)
@@ -43,8 +44,11 @@ class Gpt2Model:
                 x = dropout(session, x, self.build.decoder.embedding_dropout)
             for layer in self.layers:
                 x = layer(x)
-            x = self.norm(x)
-        return self.head(x)
+            return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer's results."""
+        return self.head(hidden)
 
 
 @dataclass(frozen=True, slots=True)

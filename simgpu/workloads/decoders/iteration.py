@@ -11,11 +11,11 @@ from simgpu.workloads.decoders.adapters import ALL_LINEAR, Lora
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.gpt2 import Gpt2Model
 from simgpu.workloads.decoders.llama import LlamaModel
+from simgpu.workloads.decoders.losses import LOSSES, LossModel
 from simgpu.workloads.decoders.neox import NeoxModel
-from simgpu.workloads.decoders.options import TrainingOptions
+from simgpu.workloads.decoders.options import LossForm, TrainingOptions
 from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.eager.engine import run_backward
-from simgpu.workloads.eager.normalization import next_token_loss
 from simgpu.workloads.eager.pointwise import scale
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
@@ -23,13 +23,13 @@ from simgpu.workloads.lowering import optimizer as step
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.lowering.tape import TapeBlock, Value
 
-_MODELS: Mapping[str, Callable[[Build], Callable[[Tensor], Tensor]]] = MappingProxyType(
+_MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
     {"gpt2": Gpt2Model, "gpt_neox": NeoxModel, "phi": NeoxModel}
 )
 
 
 def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
-    """One iteration of `batch` samples of `length` tokens; the loop holds the logits and the loss to the end.
+    """One iteration of `batch` samples of `length` tokens; the loop holds the loss, and logits if any, to the end.
 
     fused: the operator for attention, a result of `simgpu.workloads.eager.attention.fused_kernel`; None for eager
     attention, which GPT-2 does not have here.
@@ -53,11 +53,9 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     for _ in range(options.micro_batches):
         tape.phase = Phase.FORWARD
         with session.autocasting(options.autocast):
-            logits = model(tokens)
-            with session.layer("loss"):
-                loss = next_token_loss(session, logits, labels)
+            results = LOSSES[LossForm(options.loss)](session, model, tokens, labels, options)
         session.keep(held)
-        held = logits, loss
+        loss, held = results[0], tuple(results)
         root = _part(session, loss, options.micro_batches)
         run_backward(session, root, gradients)
         session.keep((root,))

@@ -40,7 +40,7 @@ _FOUR_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
 
 
 class LlamaModel:
-    """The weights of the model, created in the order of transformers' modules; calling it computes the logits."""
+    """The weights of the model, created in the order of transformers' modules."""
 
     def __init__(self, build: Build) -> None:
         decoder, gemma = build.decoder, build.decoder.family in _GEMMA
@@ -56,7 +56,8 @@ class LlamaModel:
         else:
             self.head = Linear.create(build, "lm_head", decoder.width, decoder.vocabulary, bias=False)
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the output layer reads, (batch, tokens, width)."""
         session = self.build.session
         with session.layer("model"):
             with session.layer("embed_tokens"):
@@ -68,12 +69,15 @@ class LlamaModel:
                 x = scale(session, x)
             for layer in self.layers:
                 x = layer(x, places)
-            x = self.norm(x)
-        logits = self.head(x)
+            return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer's results, limited if the model limits them."""
+        logits = self.head(hidden)
         if not self.build.decoder.capped_logits:
             return logits
-        with session.layer("loss"):
-            return capped(session, logits)
+        with self.build.session.layer("loss"):
+            return capped(self.build.session, logits)
 
 
 @dataclass(frozen=True, slots=True)

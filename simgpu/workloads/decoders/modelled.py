@@ -12,7 +12,7 @@ from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.experts import ROUTING_NOTE
 from simgpu.workloads.decoders.iteration import iteration
-from simgpu.workloads.decoders.options import AttentionForm, TrainingOptions
+from simgpu.workloads.decoders.options import CHUNKS, AttentionForm, LossForm, TrainingOptions
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.timemodel.formats import model_notes
@@ -116,6 +116,10 @@ def _problems(
     if decoder.experts is not None and 0 in decoder.experts.rows(tokens):
         what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
         problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))
+    valid = batch * (length - 1) // max(1, options.micro_batches)
+    if options.loss == LossForm.CHUNKED and valid < CHUNKS:
+        what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
+        problems.append(Problem("", "length", what, "give a larger batch or length, or the loss eager"))
     if not problems and options.attention == AttentionForm.SDPA and fused is None:
         what = f"{gpu.name} has no fused attention for {options.products} and heads of {decoder.head_width} values"
         problems.append(Problem("", "attention", what, "give eager, or another number format or GPU"))

@@ -65,7 +65,7 @@ _PHI = _Names(
 
 
 class NeoxModel:
-    """The weights of the model, created in the order of transformers' modules; calling it computes the logits."""
+    """The weights of the model, created in the order of transformers' modules."""
 
     def __init__(self, build: Build) -> None:
         decoder, session = build.decoder, build.session
@@ -87,7 +87,8 @@ class NeoxModel:
         with build.session.layer(name):
             return Linear(build, name, self.table, build.weight("bias", decoder.vocabulary) if has_bias else None)
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the output layer reads, (batch, tokens, width)."""
         session, names = self.build.session, self.names
         with session.layer(names.model):
             with session.layer(names.table):
@@ -99,8 +100,11 @@ class NeoxModel:
             places = (*rotary_angles(self.build, positions), mask)
             for layer in self.layers:
                 x = layer(x, places)
-            x = self.norm(x)
-        return self.head(x)
+            return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer's results."""
+        return self.head(hidden)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -24,6 +24,29 @@ class AttentionForm(StrEnum):
     EAGER = "eager"  # products, softmax and mask, one after another
 
 
+class LossForm(StrEnum):
+    """Ways to compute the logits and their cross-entropy."""
+
+    EAGER = "eager"  # all logits at once, as transformers does
+    CHUNKED = "chunked"  # torchtune's LinearCrossEntropyLoss
+    FUSED = "fused"  # Liger-Kernel's fused linear cross-entropy
+
+
+#: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
+CHUNKS = 8
+_LOSSES = {
+    LossForm.CHUNKED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, not compiled",
+    LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
+}
+#: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
+_OF_LIGER = frozenset(("gemma", "gemma2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"))
+
+
+def has_fused_loss(decoder: Decoder) -> bool:
+    """Whether Liger-Kernel has a fused loss for this decoder."""
+    return decoder.family in _OF_LIGER
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """How a decoder is trained. Values are checked where they are used, all at once.
@@ -33,6 +56,7 @@ class TrainingOptions:
     autocast: format of products under ``torch.autocast``, one of `AUTOCASTS`; None: no autocast. Forward and loss run
         inside the context, backward outside. Other operators have the formats of CUDA's lists.
     attention: a value of `AttentionForm`.
+    loss: a value of `LossForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
@@ -45,6 +69,7 @@ class TrainingOptions:
     dtype: str = "bfloat16"
     autocast: str | None = None
     attention: str = "sdpa"
+    loss: str = "eager"
     optimizer: str = "adamw"
     micro_batches: int = 1
     lora: int | None = None
@@ -73,12 +98,14 @@ class TrainingOptions:
                 ("dtype", self.dtype, list(DTYPES)),
                 ("autocast", self.autocast, list(AUTOCASTS)),
                 ("attention", self.attention, [str(each) for each in AttentionForm]),
+                ("loss", self.loss, [str(each) for each in LossForm]),
                 ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
             )
             if value is not None and value not in known
         ]
         if self.attention == AttentionForm.EAGER and decoder.family == "gpt2":
             problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
+        problems += self._problems_of_loss(decoder)
         if self.lora is not None and self.lora < 1:
             problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
         if self.lora is not None and decoder.family == "gpt2":
@@ -88,9 +115,25 @@ class TrainingOptions:
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
         return problems
 
+    def _problems_of_loss(self, decoder: Decoder) -> Iterator[Problem]:
+        """What the form of the loss does not support."""
+        if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
+            what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
+            yield Problem("", "loss", what, "give eager or chunked")
+        elif self.loss == LossForm.FUSED and self.autocast is not None:
+            yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
+        if self.loss == LossForm.CHUNKED and decoder.capped_logits:
+            what = f"the chunked loss with the limited logits of {decoder.family} is not modelled"
+            yield Problem("", "loss", what, "give eager or fused")
+
     def problems_of_plain(self, family: str) -> list[Problem]:
-        """What a family that is trained neither under autocast, with LoRA nor in micro-batches does not support."""
-        chosen = {"autocast": self.autocast, "lora": self.lora, "micro_batches": self.micro_batches > 1}
+        """What a family that knows no autocast, other loss, LoRA or micro-batches does not support."""
+        chosen = {
+            "autocast": self.autocast,
+            "loss": self.loss != LossForm.EAGER,
+            "lora": self.lora,
+            "micro_batches": self.micro_batches > 1,
+        }
         return [
             Problem("", place, f"of {family} is not modelled", "leave it out")
             for place, value in chosen.items()
@@ -100,6 +143,8 @@ class TrainingOptions:
     def described(self) -> str:
         """A sentence for notes, without its full stop."""
         parts = [f"{self.attention} attention"]
+        if self.loss != LossForm.EAGER:
+            parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
         if self.lora is not None:

@@ -69,6 +69,7 @@ class _Engine:
         tape.layer, node.begin = node.layer, len(tape.kernels)
         created = node.backward(grads)
         node.unused = len(tape.kernels) - 1
+        node.handed_on = frozenset(x.block for x in node.saved) & {x.block for x in created if x is not None}
         results = [
             None if grad is None or x.node is None else self._fitted(grad, x)
             for grad, x in zip(created, node.inputs, strict=True)

@@ -55,12 +55,17 @@ def next_token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:
     As ``ForCausalLMLoss`` of transformers: the labels are shifted and padded, not the logits.
     """
     scores = cast(session, logits, "float32")
+    target, padded = shifted_labels(session, labels)
+    logarithms = softmax(session, reshape(session, scores, (labels.count, logits.shape[-1])), "_log_softmax")
+    session.keep((scores, padded))
+    return likelihood_loss(session, logarithms, target)
+
+
+def shifted_labels(session: Session, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The next token's label of each token, in one row; and the padded labels of which it is a copy."""
     batch, length = labels.shape
     (padded,) = session.run("constant_pad_nd", (labels,), (((batch, length + 1), labels.dtype),))
-    shifted = contiguous(session, padded.seen(labels.shape, (length + 1, 1)))
-    logarithms = softmax(session, reshape(session, scores, (batch * length, logits.shape[-1])), "_log_softmax")
-    session.keep((scores, padded))
-    return likelihood_loss(session, logarithms, shifted.seen((batch * length,)))
+    return contiguous(session, padded.seen(labels.shape, (length + 1, 1))).seen((labels.count,)), padded
 
 
 def token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:

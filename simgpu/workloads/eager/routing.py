@@ -90,6 +90,19 @@ def _indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: tup
     return result
 
 
+def selected_rows(session: Session, x: Tensor, rows: Tensor) -> Tensor:
+    """``x.index_select(0, rows)``; saves the numbers of the rows. Backward adds into zeros of full size."""
+    (result,) = session.run("index_select", (x, rows), (((rows.shape[0], *x.shape[1:]), x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
+        session.run_in_place("index_add_", zeros, (rows, only(grads)))
+        return (zeros,)
+
+    session.record((result,), (x,), backward, (rows,))
+    return result
+
+
 def add_rows(session: Session, total: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """``total.index_add_(0, rows, values)``; saves the numbers, and the values for their shape."""
     session.run_in_place("index_add_", total, (rows, values))

@@ -17,14 +17,15 @@ def saved_tensors(session: Session) -> tuple[SavedTensor, ...]:
         block = tensor.block
         assert node.begin is not None and node.unused is not None and node.freed is not None
         held = block.persistent or block.release is None
+        unused = block.release if block in node.handed_on and block.release is not None else node.unused
         rows.append(
             SavedTensor(
                 block.id,
                 tensor.bytes,
                 packed_after=names[save.after] if save.after >= 0 else None,
                 unpacked_before=names[node.begin],
-                released_after=RELEASED_AT_END if held else names[last_use[block]],
-                unused_after=names[node.unused],
+                released_after=RELEASED_AT_END if held else names[max(last_use[block], save.after)],
+                unused_after=names[unused],
                 freed_after=names[node.freed],
                 layer=node.layer,
                 shape=tensor.shape,

@@ -74,7 +74,8 @@ class Node:
     slots: number of results whose gradients it reads.
     weight: the weight whose gradient it collects; None for an operator.
     begin: position of its first kernel. unused, freed: that of the latest kernel when its backward function returned,
-    and when the engine freed what was saved. All None before it runs.
+    and when the engine freed what was saved. All None before it runs. handed_on: blocks that it saved and returned as
+    gradients.
     """
 
     number: int
@@ -87,3 +88,4 @@ class Node:
     begin: int | None = None
     unused: int | None = None
     freed: int | None = None
+    handed_on: frozenset[TapeBlock] = frozenset()

@@ -69,6 +69,26 @@ def sliced_rows(session: Session, x: Tensor) -> Tensor:
     return _view(session, x, x.shape, x.strides, backward)
 
 
+def row_chunks(session: Session, x: Tensor, count: int) -> list[Tensor]:
+    """The rows of a matrix or vector in chunks as ``tensor_split`` makes them: slices, of which the first are longer.
+
+    Backward copies the gradient of each into zeros of full size.
+    """
+    short, longer = divmod(x.shape[0], count)
+    chunks, begin = [], 0
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
+
+    for place in range(count):
+        rows = short + (place < longer)
+        chunk = _view(session, x, (rows, *x.shape[1:]), x.strides, backward)
+        chunk.offset = x.offset + begin * x.strides[0]
+        chunks.append(chunk)
+        begin += rows
+    return chunks
+
+
 def split(session: Session, x: Tensor, widths: Sequence[int], dimension: int = -1) -> tuple[Tensor, ...]:
     """A dimension in parts of these widths. Backward concatenates the gradients, zeros for a part without one."""
     shapes = []

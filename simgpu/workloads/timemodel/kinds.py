@@ -27,7 +27,7 @@ _NAMES = {
     OperationKind.SOFTMAX: """
         _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
         _masked_softmax _masked_softmax_backward
-        softmax softmax_backward log_softmax log_softmax_backward
+        softmax softmax_backward log_softmax log_softmax_backward liger_cross_entropy_kernel
     """,
     OperationKind.REDUCTION: """
         sum mean amax amin max min argmax argmin prod var var_mean std std_mean norm linalg_vector_norm any all
@@ -56,6 +56,7 @@ _NAMES = {
         log_sigmoid_backward tanh_backward sigmoid_backward glu glu_backward _prelu_kernel _prelu_kernel_backward
         upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward
         _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_
+        element_mul_kernel
         _fused_sgd_ _fused_adam_ _fused_adamw_ _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
     """,
 }

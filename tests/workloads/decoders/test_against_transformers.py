@@ -103,7 +103,7 @@ def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
     blocks = trace.block_by_id
     on_device = ([blocks[name] for name in names] for names in (kernel.reads, kernel.writes))
     reads, writes = (tuple(sorted(each.bytes for each in group if each.host_write is None)) for group in on_device)
-    return kernel.op.removeprefix("aten::"), kernel.phase, reads, writes, kernel.duration_ns
+    return kernel.op.rpartition("::")[2], kernel.phase, reads, writes, kernel.duration_ns
 
 
 @pytest.mark.parametrize(
