@@ -22,7 +22,7 @@ from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
 from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
-from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, TrainingOptions
+from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, MasterForm, TrainingOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,6 +78,12 @@ _OPTIONS = (
         type=click.Choice([each.value for each in LossForm]),
         help="Loss of a configuration: all logits at once, in 8 chunks as torchtune, or fused with the output layer as "
         "in Liger-Kernel. Default: eager.",
+    ),
+    click.option(
+        "--master-weights",
+        type=click.Choice([each.value for each in MasterForm]),
+        help="Keep float32 copies of bfloat16 weights; convert their gradients before the update, or add them up in "
+        "float32 (main-grad), as Megatron-LM. Default: none.",
     ),
     click.option(
         "--micro-batches",

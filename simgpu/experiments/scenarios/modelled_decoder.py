@@ -49,6 +49,9 @@ class ModelledDecoder(FileModel):
     loss: Literal["eager", "chunked", "fused"] = Field(
         default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
     )
+    master_weights: Literal["copied", "main-grad"] | None = Field(
+        default=None, description="float32 copies of weights; gradients copied too, or added up in float32"
+    )
     optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="adamw", description="optimizer of the weights"
     )

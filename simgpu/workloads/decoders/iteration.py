@@ -12,8 +12,9 @@ from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.gpt2 import Gpt2Model
 from simgpu.workloads.decoders.llama import LlamaModel
 from simgpu.workloads.decoders.losses import LOSSES, LossModel
+from simgpu.workloads.decoders.master_weights import Masters
 from simgpu.workloads.decoders.neox import NeoxModel
-from simgpu.workloads.decoders.options import LossForm, TrainingOptions
+from simgpu.workloads.decoders.options import LossForm, MasterForm, TrainingOptions
 from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.eager.engine import run_backward
 from simgpu.workloads.eager.pointwise import scale
@@ -45,10 +46,13 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     shape = batch // options.micro_batches, length
     tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
     labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
+    masters = None if options.master_weights is None else Masters(session, optimizer)
     weights = [Value(weight.block, weight.shape) for weight in session.weights]
-    states = step.states(tape, optimizer, weights)
+    states = [] if masters is not None else step.states(tape, optimizer, weights)
     tape.layer = None
     gradients: dict[TapeBlock, Tensor] = {}
+    if masters is not None and options.master_weights == MasterForm.MAIN_GRAD:
+        gradients = masters.main_gradients()
     held: tuple[Tensor, ...] = ()
     for _ in range(options.micro_batches):
         tape.phase = Phase.FORWARD
@@ -59,8 +63,11 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
         root = _part(session, loss, options.micro_batches)
         run_backward(session, root, gradients)
         session.keep((root,))
-    of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
-    step.update(tape, optimizer, weights, of_weights, states)
+    if masters is not None:
+        masters.update(gradients)
+    else:
+        of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
+        step.update(tape, optimizer, weights, of_weights, states)
     for each in held:
         each.block.release = None
     return session

@@ -32,11 +32,22 @@ class LossForm(StrEnum):
     FUSED = "fused"  # Liger-Kernel's fused linear cross-entropy
 
 
+class MasterForm(StrEnum):
+    """Where the gradients of weights with float32 copies are converted."""
+
+    COPIED = "copied"  # before the optimizer step
+    MAIN_GRAD = "main-grad"  # in backward, which adds them to gradients in float32
+
+
 #: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
 CHUNKS = 8
 _LOSSES = {
     LossForm.CHUNKED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, not compiled",
     LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
+}
+_MASTERS = {
+    MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",
+    MasterForm.MAIN_GRAD: "float32 copies of the weights, and gradients added up in float32",
 }
 #: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
 _OF_LIGER = frozenset(("gemma", "gemma2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"))
@@ -58,6 +69,7 @@ class TrainingOptions:
     attention: a value of `AttentionForm`.
     loss: a value of `LossForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
+    master_weights: a value of `MasterForm`, for float32 copies of bfloat16 weights; None for none.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
     lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits.
@@ -71,6 +83,7 @@ class TrainingOptions:
     attention: str = "sdpa"
     loss: str = "eager"
     optimizer: str = "adamw"
+    master_weights: str | None = None
     micro_batches: int = 1
     lora: int | None = None
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
@@ -99,6 +112,7 @@ class TrainingOptions:
                 ("autocast", self.autocast, list(AUTOCASTS)),
                 ("attention", self.attention, [str(each) for each in AttentionForm]),
                 ("loss", self.loss, [str(each) for each in LossForm]),
+                ("master_weights", self.master_weights, [str(each) for each in MasterForm]),
                 ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
             )
             if value is not None and value not in known
@@ -106,6 +120,10 @@ class TrainingOptions:
         if self.attention == AttentionForm.EAGER and decoder.family == "gpt2":
             problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
         problems += self._problems_of_loss(decoder)
+        if self.master_weights is not None and (self.dtype != "bfloat16" or self.lora is not None):
+            trained = "LoRA's adapters" if self.lora is not None else f"weights of {self.dtype}"
+            what = f"float32 copies of {trained} are not modelled"
+            problems.append(Problem("", "master_weights", what, "give bfloat16 weights, all trained, or leave it out"))
         if self.lora is not None and self.lora < 1:
             problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
         if self.lora is not None and decoder.family == "gpt2":
@@ -147,6 +165,8 @@ class TrainingOptions:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
+        if self.master_weights is not None:
+            parts.append(_MASTERS[MasterForm(self.master_weights)])
         if self.lora is not None:
             targets = ", ".join(self.lora_targets)
             parts.append(f"LoRA of rank {self.lora} on {targets}, in float32 and without dropout, all else frozen")

@@ -186,3 +186,26 @@ def test_autocast_halves_what_products_save_and_keeps_weights_in_float32() -> No
 def test_saved_bytes_are_those_of_one_micro_batch() -> None:
     parts, one = built(SMALL, batch=6, micro_batches=3), built(SMALL, batch=2)
     assert (parts.saved_bytes, len(parts.saved)) == (one.saved_bytes, len(one.saved))
+
+
+@pytest.mark.parametrize(("form", "throughout", "in_step"), [(None, 6, 8), ("copied", 14, 18), ("main-grad", 18, 18)])
+def test_master_weights_take_bytes_by_closed_form(form: str | None, throughout: int, in_step: int) -> None:
+    """Bytes per parameter: 2 for weights; 4 for copies, and two averages of AdamW in their format; gradients of 2 or 4.
+
+    Without copies, averages have 2 bytes each. Before the step, ``copied`` gradients of 2 bytes become 4.
+    """
+    result = built(SMALL, optimizer="adamw-fused", master_weights=form)
+    trace, count = result.trace, result.parameters
+    of_steps = sum(block.bytes for block in trace.blocks if block.id.endswith(".step"))
+    kinds = (BlockKind.WEIGHT, BlockKind.OPTIMIZER_STATE, BlockKind.WEIGHT_GRADIENT)
+    persistent = [block for block in trace.blocks if block.persistent and block.kind in kinds]
+    assert sum(block.bytes for block in persistent) - of_steps == throughout * count
+    (update,) = (kernel for kernel in trace.kernels if kernel.op == "_fused_adamw_")
+    used = {*update.reads, *update.writes, *(block.id for block in persistent)}
+    assert sum(trace.block_by_id[name].bytes for name in used) - of_steps == in_step * count
+
+
+def test_master_weights_of_float32_weights_are_an_error() -> None:
+    for options in ({"dtype": "float32"}, {"lora": 4}):
+        with pytest.raises(InputError, match=r"master_weights: float32 copies of .* are not modelled; give bfloat16"):
+            built(SMALL, master_weights="copied", **options)

@@ -143,11 +143,13 @@ def recorded(
     attention: str = "sdpa",
     *,
     changed: Callable[[Any], Any] = lambda module: module,
+    optimizer: Callable[[Any], Any] = lambda weights: torch.optim.AdamW(weights, lr=1e-4),
     **options: Any,
 ) -> Trace:
-    """One training iteration with AdamW, followed on fake tensors for an H100.
+    """One training iteration, followed on fake tensors for an H100.
 
-    changed: returns the model to train from that of the configuration. options: of `simgpu.recorder.record`.
+    changed: returns the model to train from that of the configuration. optimizer: of its weights; AdamW by default.
+    options: of `simgpu.recorder.record`.
     """
     samples = batch // options.get("micro_batches", 1)
 
@@ -155,9 +157,6 @@ def recorded(
         tokens, labels = (torch.zeros(samples, length, dtype=torch.int64) for _ in range(2))
         module = changed(model(values, dtype, attention))
         return Workload(module, {"input_ids": tokens, "labels": labels}, (), lambda output: output.loss)
-
-    def optimizer(weights: Any) -> Any:
-        return torch.optim.AdamW(weights, lr=1e-4)
 
     with balanced_routing(values):
         return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
