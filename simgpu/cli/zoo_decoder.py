@@ -80,6 +80,12 @@ _OPTIONS = (
         "in Liger-Kernel. Default: eager.",
     ),
     click.option(
+        "--grad-scaler",
+        is_flag=True,
+        default=None,
+        help="Scale the loss and unscale gradients as torch.amp.GradScaler; with --autocast float16.",
+    ),
+    click.option(
         "--master-weights",
         type=click.Choice([each.value for each in MasterForm]),
         help="Keep float32 copies of bfloat16 weights; convert their gradients before the update, or add them up in "

@@ -49,6 +49,7 @@ class ModelledDecoder(FileModel):
     loss: Literal["eager", "chunked", "fused"] = Field(
         default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
     )
+    grad_scaler: bool = Field(default=False, description="torch.amp.GradScaler, with autocast to float16")
     master_weights: Literal["copied", "main-grad"] | None = Field(
         default=None, description="float32 copies of weights; gradients copied too, or added up in float32"
     )

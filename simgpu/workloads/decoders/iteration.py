@@ -11,6 +11,7 @@ from simgpu.workloads.decoders.adapters import ALL_LINEAR, Lora
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.gpt2 import Gpt2Model
 from simgpu.workloads.decoders.llama import LlamaModel
+from simgpu.workloads.decoders.loss_scaler import LossScaler
 from simgpu.workloads.decoders.losses import LOSSES, LossModel
 from simgpu.workloads.decoders.master_weights import Masters
 from simgpu.workloads.decoders.neox import NeoxModel
@@ -50,6 +51,7 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     weights = [Value(weight.block, weight.shape) for weight in session.weights]
     states = [] if masters is not None else step.states(tape, optimizer, weights)
     tape.layer = None
+    scaler = LossScaler(session) if options.grad_scaler else None
     gradients: dict[TapeBlock, Tensor] = {}
     if masters is not None and options.master_weights == MasterForm.MAIN_GRAD:
         gradients = masters.main_gradients()
@@ -60,14 +62,18 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
             results = LOSSES[LossForm(options.loss)](session, model, tokens, labels, options)
         session.keep(held)
         loss, held = results[0], tuple(results)
-        root = _part(session, loss, options.micro_batches)
+        part = _part(session, loss, options.micro_batches)
+        root = part if scaler is None else scaler.scaled(part)
         run_backward(session, root, gradients)
         session.keep((root,))
+    found = None if scaler is None else scaler.unscale(gradients)
     if masters is not None:
         masters.update(gradients)
     else:
         of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
         step.update(tape, optimizer, weights, of_weights, states)
+    if scaler is not None and found is not None:
+        scaler.update(found, gradients)
     for each in held:
         each.block.release = None
     return session

@@ -70,6 +70,7 @@ class TrainingOptions:
     loss: a value of `LossForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
     master_weights: a value of `MasterForm`, for float32 copies of bfloat16 weights; None for none.
+    grad_scaler: whether the loss is scaled and gradients are divided by the scale, as float16 needs.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
     lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits.
@@ -84,6 +85,7 @@ class TrainingOptions:
     loss: str = "eager"
     optimizer: str = "adamw"
     master_weights: str | None = None
+    grad_scaler: bool = False
     micro_batches: int = 1
     lora: int | None = None
     lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
@@ -120,6 +122,7 @@ class TrainingOptions:
         if self.attention == AttentionForm.EAGER and decoder.family == "gpt2":
             problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
         problems += self._problems_of_loss(decoder)
+        problems += self._problems_of_scaler()
         if self.master_weights is not None and (self.dtype != "bfloat16" or self.lora is not None):
             trained = "LoRA's adapters" if self.lora is not None else f"weights of {self.dtype}"
             what = f"float32 copies of {trained} are not modelled"
@@ -133,6 +136,15 @@ class TrainingOptions:
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
         return problems
 
+    def _problems_of_scaler(self) -> Iterator[Problem]:
+        """What scaling gradients does not support."""
+        if self.grad_scaler and self.autocast != "float16":
+            what = "gradients are scaled for float32 weights under autocast to float16"
+            yield Problem("", "grad_scaler", what, "give autocast float16, or leave it out")
+        if self.grad_scaler and self.optimizer == Optimizer.ADAMW_FUSED:
+            what = "fused AdamW, which unscales gradients itself, is not modelled"
+            yield Problem("", "grad_scaler", what, "give the optimizer adamw")
+
     def _problems_of_loss(self, decoder: Decoder) -> Iterator[Problem]:
         """What the form of the loss does not support."""
         if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
@@ -145,10 +157,12 @@ class TrainingOptions:
             yield Problem("", "loss", what, "give eager or fused")
 
     def problems_of_plain(self, family: str) -> list[Problem]:
-        """What a family that knows no autocast, other loss, LoRA or micro-batches does not support."""
+        """What a family that knows none of the options of decoders alone does not support."""
         chosen = {
             "autocast": self.autocast,
             "loss": self.loss != LossForm.EAGER,
+            "master_weights": self.master_weights,
+            "grad_scaler": self.grad_scaler,
             "lora": self.lora,
             "micro_batches": self.micro_batches > 1,
         }
@@ -165,6 +179,8 @@ class TrainingOptions:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
+        if self.grad_scaler:
+            parts.append("gradients scaled by torch.amp.GradScaler, all finite")
         if self.master_weights is not None:
             parts.append(_MASTERS[MasterForm(self.master_weights)])
         if self.lora is not None:

@@ -69,12 +69,18 @@ def test_logits_of_the_fused_loss_take_two_chunks() -> None:
     assert saved == [2 * TOKENS * WIDTH, 2 * VOCABULARY * WIDTH]  # both gradients, and no logits
 
 
-def test_options_of_the_loss_that_are_not_supported_are_errors() -> None:
+def test_options_that_are_not_supported_are_errors() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (SMALL, {"loss": "liger"}, "loss: unknown value 'liger'"),
         (SMALL, {"loss": "fused", "autocast": "bfloat16", "dtype": "float32"}, "give chunked, or no autocast"),
         ({"model_type": "gpt2"}, {"loss": "fused"}, "no fused loss for gpt2; give eager or chunked"),
         (GEMMA, {"loss": "chunked"}, "the limited logits of gemma2 is not modelled"),
+        (SMALL, {"grad_scaler": True}, "give autocast float16, or leave it out"),
+        (
+            SMALL,
+            {"grad_scaler": True, "autocast": "float16", "dtype": "float32", "optimizer": "adamw-fused"},
+            "grad_scaler: fused AdamW, .* give the optimizer adamw",
+        ),
         (SMALL, {"loss": "chunked", "length": 4}, "6 tokens with a next one are too few for 8 chunks"),
     ]
     for values, options, message in cases:

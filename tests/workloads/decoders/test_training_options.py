@@ -72,5 +72,13 @@ def test_adapters_run_and_save_what_pytorch_does(name: str, dtype: str, targets:
         assert_saved_alike(mine, theirs)
 
 
+def test_scaled_gradients_run_what_pytorch_does() -> None:
+    options: dict[str, Any] = {"micro_batches": 2, "grad_scaler": True}
+    mine = built(SMALL["llama"], dtype="float32", autocast="float16", **options).trace
+    theirs = recorded(SMALL["llama"], BATCH, LENGTH, "float32", changed=autocasting("float16"), **options)
+    assert_equal(mine, theirs)
+    assert_saved_alike(mine, theirs)
+
+
 def unchanged(module: Any) -> Any:
     return module
