@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from simgpu.experiments.bounds import memory_lower_bound, time_lower_bound
     from simgpu.experiments.compare import Comparison, compare
     from simgpu.experiments.fit.entry import fit
+    from simgpu.experiments.fit.gpu_table import GpuTable, fit_gpus
     from simgpu.experiments.fit.result import Fit
     from simgpu.experiments.largest_batch import MaxBatch
     from simgpu.experiments.max_batch import max_batch
@@ -73,6 +74,7 @@ _NAMES = {
     "simgpu.experiments.bounds": ("memory_lower_bound", "time_lower_bound"),
     "simgpu.experiments.compare": ("Comparison", "compare"),
     "simgpu.experiments.fit.entry": ("fit",),
+    "simgpu.experiments.fit.gpu_table": ("GpuTable", "fit_gpus"),
     "simgpu.experiments.fit.result": ("Fit",),
     "simgpu.experiments.largest_batch": ("MaxBatch",),
     "simgpu.experiments.max_batch": ("max_batch",),
@@ -121,6 +123,7 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Fit",
+    "GpuTable",
     "InputError",
     "MaxBatch",
     "NodeSpec",
@@ -145,6 +148,7 @@ __all__ = [
     "explain_allocations",
     "explain_result",
     "fit",
+    "fit_gpus",
     "load_node",
     "load_scenario",
     "load_snapshot",

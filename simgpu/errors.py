@@ -201,7 +201,7 @@ def shortened(problems: Sequence[Problem], most: int = 3) -> list[Problem]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A remedy that names the closest known word, or lists all of them.
+    """A remedy that names the closest known word, and lists all of them; of many, only the nearest.
 
     >>> did_you_mean("vdn", ["ideal", "none", "vdnn"])
     "did you mean 'vdnn'? known: ideal, none, vdnn"
@@ -209,6 +209,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     ("did you mean 'vgg16'? known: vgg11, vgg16", "did you mean 'v100'? known: k40, v100")
     >>> did_you_mean("copy_out", ["compute", "copy_d2h"])
     "it is now called 'copy_d2h'; `python -m simgpu.migration FILE` rewrites files"
+    >>> did_you_mean("gpu17", [f"gpu{n}" for n in range(100, 200)])
+    "did you mean 'gpu197'? known: gpu174, gpu175, gpu176, gpu177, gpu178, gpu179, gpu187, gpu197 and 92 others"
     """
     from simgpu.former_names import name_today  # only a mistake needs it
 
@@ -216,15 +218,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if today := name_today(name, frozenset(words)):
         return f"it is now called {today!r}; {MIGRATE} rewrites files"
     close = _closest(name, words)
-    listing = f"known: {', '.join(words)}" if words else "none are known"
+    listing = f"known: {_listed(name, words, close)}" if words else "none are known"
     return f"did you mean '{close}'? {listing}" if close else listing
 
+
+#: Words that are all listed, and those that are listed of more.
+_MOST_LISTED, _NEAR = 32, 8
 
 #: What rewrites files of earlier versions.
 MIGRATE = "`python -m simgpu.migration FILE`"
 
 #: Letters that look like digits.
 _LOOKS_LIKE = str.maketrans("oil", "011")
+
+
+def _listed(name: str, words: Sequence[str], close: str | None) -> str:
+    """All words, or of many those that are most similar to a name."""
+    if len(words) <= _MOST_LISTED:
+        return ", ".join(words)
+    similar = difflib.get_close_matches(name.casefold(), words, n=_NEAR, cutoff=0)
+    near = similar if close is None or close in similar else [close, *similar[:-1]]
+    return f"{', '.join(sorted(near))} and {len(words) - len(near)} others"
 
 
 def _closest(name: str, words: Iterable[str]) -> str | None:

@@ -159,7 +159,7 @@ def run_looks(labels: Iterable[str]) -> dict[str, RunLook]:
         thinner = number / max(len(every) - 1, 1)
         results[label] = RunLook(
             _COLOURS[place],
-            _MARKERS[place],
+            _MARKERS[(place + turn) % len(_MARKERS)],
             _DASHES[turn % len(_DASHES)],
             _HATCHES[(place + turn) % len(_HATCHES)],
             2.8 - 1.5 * thinner,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Unpack
 
 import click
 
@@ -13,11 +14,12 @@ from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import models, nodes
 from simgpu.errors import InputError
-from simgpu.experiments.fit.entry import fit
+from simgpu.experiments.fit.entry import FitSettings, fit
+from simgpu.experiments.fit.gpu_table import GpuTable, fit_gpus
 from simgpu.experiments.fit.result import Fit
 from simgpu.io.atomic import atomic_file
 from simgpu.version import __version__
-from simgpu.workloads.decoders.options import DTYPES, AttentionForm
+from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"
@@ -26,7 +28,13 @@ _TABLE = ".csv"
 @click.command("fit")
 @click.argument("model", shell_complete=models)
 @click.option(
-    "--gpu", required=True, metavar="NODE", shell_complete=nodes, help="A shipped node (simgpu list nodes) or a file."
+    "--gpu",
+    "names",
+    required=True,
+    multiple=True,
+    metavar="NODE",
+    shell_complete=nodes,
+    help="A shipped node (simgpu list nodes) or a file. Repeatable: one line a GPU.",
 )
 @click.option(
     "--batch",
@@ -38,9 +46,25 @@ _TABLE = ".csv"
 @click.option("--length", metavar="N", type=int, help="Tokens of each sample. Default: the largest that fits.")
 @size_option("--budget", "--memory", help="Memory for PyTorch's allocator, e.g. 20GB. Default: all of the GPU's.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Default: adamw; zoo: sgd.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Number format of a decoder. Default: bfloat16.")
 @click.option(
-    "--attention", type=click.Choice([each.value for each in AttentionForm]), help="Of a decoder. Default: sdpa."
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Number format of weights, gradients and optimizer state. Default: bfloat16; float32 with --autocast.",
+)
+@click.option("--autocast", type=click.Choice(AUTOCASTS), help="Compute in this format under torch.autocast.")
+@click.option(
+    "--attention",
+    type=click.Choice([each.value for each in AttentionForm]),
+    help="PyTorch's fused operator, or products and softmax. Default: sdpa; of T5 eager, its only one.",
+)
+@click.option(
+    "--lora", metavar="RANK", type=click.IntRange(min=1), help="Train only LoRA's adapters of this rank, as peft does."
+)
+@click.option(
+    "--lora-targets",
+    metavar="NAMES",
+    callback=lambda _context, _option, value: value and tuple(value.split(",")),
+    help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj.",
 )
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(
@@ -56,23 +80,17 @@ _TABLE = ".csv"
 @quiet_option
 def fit_(
     model: str,
-    gpu: str,
-    batch: int | None,
-    length: int | None,
-    budget: str | None,
-    optimizer: str | None,
-    dtype: str | None,
-    attention: str | None,
-    gpus: int | None,
+    names: tuple[str, ...],
     outputs: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
+    **settings: Unpack[FitSettings],
 ) -> None:
     """Ask whether MODEL fits a GPU, at which batch and length, with which options of its training, and at what cost.
 
-    MODEL is the Hugging Face config.json of a decoder or its folder, a network of the zoo (simgpu zoo list), or a
-    trace. The answer comes first, then a table of all options that were tried, each simulated with PyTorch's caching
-    allocator.
+    MODEL is the Hugging Face config.json of a transformer (decoders, T5, DiT) or its folder, a network of the zoo
+    (simgpu zoo list), or a trace. The answer comes first, then a table of all options that were tried, each simulated
+    with PyTorch's caching allocator. Of several GPUs, the table has the best option on each.
 
     Exit code 3: no option that trains the same fits.
 
@@ -82,23 +100,18 @@ def fit_(
         -o front.png -o table.csv
     simgpu fit ./Llama-3.2-1B/config.json --gpu l40s       # the largest length
     simgpu fit ./Llama-3.2-1B --gpu l40s --length 4096     # the largest batch
+    simgpu fit ./Llama-3.2-1B --gpu l40s --gpu h100 --batch 8 --length 4096
+    simgpu fit ./Llama-3.1-8B --gpu rtx4090 --length 2048 --lora 16
     simgpu fit resnet50 --gpu rtx3060 --batch 256
     simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
     """
-    _check(outputs)
+    _check(outputs, several=len(names) > 1)
     with progress(quiet) as say:
-        result = fit(
-            model,
-            gpu,
-            batch=batch,
-            length=length,
-            budget=budget,
-            optimizer=optimizer,
-            dtype=dtype,
-            attention=attention,
-            gpus=gpus,
-            progress=say,
-        )
+        result: Fit | GpuTable
+        if len(names) > 1:
+            result = fit_gpus(model, names, progress=say, **settings)
+        else:
+            result = fit(model, names[0], progress=say, **settings)
         for path in outputs:
             say(f"writing {path}")
             _write(result, path)
@@ -110,20 +123,22 @@ def fit_(
         sys.exit(OUT_OF_MEMORY)
 
 
-def _check(outputs: tuple[Path, ...]) -> None:
+def _check(outputs: tuple[Path, ...], *, several: bool) -> None:
     """Raises `InputError` before long work for files of another kind, and for those that cannot be written."""
     for path in outputs:
         if not path.absolute().parent.is_dir():
             raise InputError.single(path, "", f"-o: there is no folder {path.parent}", "create it")
         if path.suffix.lower() != _TABLE:
+            if several:
+                raise InputError.single(path, "", "-o: the picture is of one GPU", "give a .csv, or one --gpu")
             from simgpu.analysis.plots import figure_format  # loads matplotlib
 
             figure_format(path)
 
 
-def _write(result: Fit, path: Path) -> None:
+def _write(result: Fit | GpuTable, path: Path) -> None:
     """Writes the table or the Pareto front."""
-    if path.suffix.lower() == _TABLE:
+    if path.suffix.lower() == _TABLE or isinstance(result, GpuTable):
         text = result.frame().to_csv()
         with atomic_file(path) as part:
             part.write_text(text, encoding="utf-8")
@@ -133,14 +148,17 @@ def _write(result: Fit, path: Path) -> None:
     save_figure(result.plot(), path)
 
 
-def _show(result: Fit, outputs: tuple[Path, ...]) -> None:
+def _show(result: Fit | GpuTable, outputs: tuple[Path, ...]) -> None:
     screen = Screen()
     click.echo(wrapped(result.answer, before=0))
     screen.print()
-    screen.print(facts(result.facts()))
-    screen.print()
+    if isinstance(result, Fit):
+        screen.print(facts(result.facts()))
+        screen.print()
     last = len(result.headings) - 1
-    screen.print(table(result.headings, result.table(), left=(0, last), unbroken=range(last)))
+    # Long names of options wrap, not the verdict after them; of several GPUs the option is last.
+    numbers = range(last) if isinstance(result, GpuTable) else range(1, last + 1)
+    screen.print(table(result.headings, result.table(), left=(0, last), unbroken=numbers))
     screen.print()
     for note in result.notes():
         click.echo(wrapped(note, before=0))

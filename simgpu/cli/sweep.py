@@ -24,7 +24,7 @@ from simgpu.experiments.measures import OOM
 from simgpu.experiments.outputs import folder_name
 from simgpu.experiments.scenarios.load_sweep import load_sweep
 from simgpu.experiments.scenarios.sweep import Sweep
-from simgpu.experiments.sweep.costs import COST_HEADINGS, cost_rows
+from simgpu.experiments.sweep.costs import COST_HEADINGS, check_baselines, cost_rows
 from simgpu.experiments.sweep.folder import CSV, PARQUET, REPORT, has_parquet
 from simgpu.experiments.sweep.labels import numeric_path
 from simgpu.experiments.sweep.metric import check_metric
@@ -192,6 +192,7 @@ class PaperFiles:
         """The files of these options. Raises `InputError` before anything runs, for a file that cannot be written."""
         if over is not None and figure is None and not baselines:
             raise click.UsageError("--over needs --figure, whose x axis it names.")
+        check_baselines(swept, baselines)
         with _metric_option():
             check_metric(swept, metric)
         for option, path in (("--figure", figure), ("--latex", latex)):

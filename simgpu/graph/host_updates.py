@@ -86,6 +86,8 @@ class _Hosting:
 
     def __post_init__(self) -> None:
         every, self.end = updates_of(self.one)
+        # Updates are on a stream of their own: they run while the GPU does.
+        self.stream = 1 + max((kernel.stream for kernel in self.one.kernels), default=0)
         chosen = set(self.how.weights)
         self.updates = tuple(update for update in every if update.weight in chosen)
         self.of_host = set(_blocks_of(self.updates))
@@ -135,11 +137,9 @@ class _Hosting:
         read = (update.gradient, *changed)
         moved = sum(blocks[b].bytes for b in (*read, *changed))
         reads, writes = (tuple(blocks[b].id for b in each) for each in (read, changed))
-        # On a stream of its own: it runs while the GPU does.
-        stream = 1 + max((kernel.stream for kernel in self.one.kernels), default=0)
         name = f"update:{blocks[update.weight].id}"
         layer = blocks[update.weight].layer
-        kernel = Kernel(name, "update", Phase.OPTIMIZER, 0, reads, writes, layer, stream, pure=False)
+        kernel = Kernel(name, "update", Phase.OPTIMIZER, 0, reads, writes, layer, self.stream, pure=False)
         return self._add(kernel, ceil(Fraction(moved * 10**9, self.how.bandwidth)))
 
     def _add(self, kernel: Kernel, duration: int, origin: int | None = None) -> int:

@@ -15,6 +15,7 @@ In all of them no weight comes back before backward has ended; the next iteratio
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -127,6 +128,9 @@ class _Writer:
         self.early = overlap in ("gradients", "backward")
         order = range(len(parts.updates))
         self.order = sorted(order, key=lambda u: self.ready[u]) if self.early else list(order)
+        self.ready_after: defaultdict[int, list[int]] = defaultdict(list)
+        for u in self.order:
+            self.ready_after[self.ready[u]].append(u)
         self.gradients = {update.gradient for update in parts.updates}
         self.released: set[int] = set()
         self.end_of_backward = max(
@@ -172,8 +176,7 @@ class _Writer:
         for position, instruction in enumerate(code):
             yield from self._own(instruction)
             if isinstance(instruction, Launch) and not instruction.recompute and self.early:
-                done = (u for u in self.order if self.ready[u] == instruction.kernel)
-                yield from (Signal(self._event("computed", u)) for u in done)
+                yield from (Signal(self._event("computed", u)) for u in self.ready_after[instruction.kernel])
             if Place(index, stream, position) == self.end_of_backward:
                 yield Signal(self._event("backward"))
 

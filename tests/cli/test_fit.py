@@ -53,9 +53,48 @@ def test_exit_code_3_if_nothing_fits(model: Path) -> None:
     assert "does not fit on 1 sequence of 128 tokens" in " ".join(done.stdout.split())
 
 
+def test_verdicts_of_long_options_are_shown(model: Path) -> None:
+    sizes = ("--batch", "1", "--length", "128", "--budget", "100 kB")
+    done = simgpu("fit", model, "--gpu", "rtx4090", *sizes, "-q")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    _, _, table = done.stdout.partition("\noption ")
+    rows, _, _ = table.partition("\n\n")
+    assert rows.count("OOM") >= 16
+    assert rows.count("OOM, other training") == 3
+
+
+def test_several_gpus_are_one_line_each(model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    gpus = ("--gpu", "rtx4060", "--gpu", "h100", "--gpu", "k40")
+    done = simgpu("fit", model, *gpus, "--batch", "2", "--length", "256", "-q", "-o", rows)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("tiny on 2 sequences of 256 tokens fits 2 of 3 GPUs. Fastest: h100, ")
+    start = next(index for index, line in enumerate(lines) if line.startswith("GPU "))
+    assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["rtx4060", "h100", "k40"]
+    assert "k40: attention: Tesla K40 has no fused attention" in " ".join(done.stdout.split())
+    assert {line.split(",")[-3] for line in rows.read_text().splitlines()[1:]} == {"rtx4060", "h100"}
+    one = json.loads(simgpu("fit", model, *gpus[:2], "--batch", "2", "--length", "256", "-q", "--json").stdout)
+    both = json.loads(simgpu("fit", model, *gpus, "--batch", "2", "--length", "256", "-q", "--json").stdout)
+    assert both["gpus"][0] == {name: value for name, value in one.items() if name != "simgpu"}
+    assert both["best"] == "h100"
+
+
+def test_all_unknown_gpus_are_reported_before_anything_runs(model: Path) -> None:
+    done = simgpu("fit", model, "--gpu", "rtx409", "--gpu", "h10", "--gpu", "l4", "-q")
+    assert done.exit_code == 2
+    assert "'rtx409'; did you mean 'rtx4090'?" in done.stderr
+    assert "'h10'; did you mean 'h100'?" in done.stderr
+    twice = simgpu("fit", model, "--gpu", "l4", "--gpu", "l4", "-q")
+    assert "'l4' is given twice" in twice.stderr
+    picture = simgpu("fit", model, "--gpu", "l4", "--gpu", "l40s", "-o", "a.png", "-q")
+    assert "the picture is of one GPU; give a .csv, or one --gpu" in picture.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--lora-targets", "q_proj"), "names layers for LoRA, which is off"),
         (("--length", "0"), "length: 0 is not a number from 1 to"),
         (("-o", "front.gif"), "'gif' is not a format of figures"),
         (("--budget", "50%"), "'50%' is a part of a peak"),

@@ -131,6 +131,17 @@ def test_free_from_needs_every_longer_length_to_be_free() -> None:
     assert CostCurve("", "", ()).free_from is None
 
 
+def test_unknown_baselines_are_refused_together_before_any_point_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    baselines = ("--baseline", "nne", "--baseline", "checkpoint", "--baseline", "checkpont")
+    done = command("sweep", "offload-by-length", "-o", folder, "-q", *baselines)
+    assert done.exit_code == 2
+    assert "'nne' is no policy of offload-by-length; did you mean 'none'?" in done.stderr
+    assert "'checkpont' is no policy of offload-by-length; did you mean 'checkpoint'?" in done.stderr
+    assert "'checkpoint' is no policy" not in done.stderr
+    assert not folder.exists()
+
+
 @pytest.mark.slow
 def test_the_shipped_sweep_answers_on_the_command_line(tmp_path: Path) -> None:
     few = ["sweep.grid.trace.length=[512]", "policies=[checkpoint, {checkpoint: {inputs: overlapped}}]"]

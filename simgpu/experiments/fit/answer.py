@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simgpu.experiments.fit.candidates import AS_IT_IS
-from simgpu.experiments.fit.outcome import FitOutcome
+from simgpu.experiments.fit.candidates import AS_IT_IS, is_build
+from simgpu.experiments.fit.outcome import FREE, FitOutcome
 from simgpu.experiments.fit.question import SEGMENTS
 from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
 from simgpu.trace.model import Origin
 from simgpu.units import format_bandwidth, format_bytes, format_time
 
-#: Costs below this share are none.
-_FREE = 0.005
 #: Rows of a search that the answer names.
 _NAMED = 3
 _SEGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={SEGMENTS}"
@@ -23,7 +21,7 @@ def answer(fit: FitOutcome) -> str:
     budget, name = format_bytes(fit.question.budget), fit.question.workload.name
     best = fit.best
     if best is None or best.run is None:
-        return f"In {budget}: {name} does not fit{_for_size(fit)} under any option that trains the same. {_least(fit)}"
+        return f"In {budget}: {name} does not fit{for_size(fit)} under any option that trains the same. {_least(fit)}"
     if fit.question.searched:
         which = "Each" if len(_named(fit)) > 1 else "It"
         ways, margin = _ways(fit), format_bytes(fit.question.margin)
@@ -32,7 +30,7 @@ def answer(fit: FitOutcome) -> str:
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
     return (
-        f"In {budget}: train {name}{_for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+        f"In {budget}: train {name}{for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
     )
 
 
@@ -41,7 +39,7 @@ def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     single = fit.best or fit.smallest
     rows = _named(fit) if fit.question.searched and fit.fitting else [single] if single is not None else []
     question = fit.question
-    options = ", ".join(f"{name} {value}" for name, value in question.workload.options.items() if value)
+    options = ", ".join(f"{name} {_plain(value)}" for name, value in question.workload.options.items() if value)
     pairs = [("model", question.workload.name + (f" ({options})" if options else ""))]
     pairs.append(("node", f"{question.node.name}: {question.node.gpu.name}, {format_bytes(question.node.budget)}"))
     pairs.append(("budget", f"{format_bytes(question.budget)} for PyTorch's allocator; {_context(fit)}"))
@@ -84,8 +82,9 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
             "and share switches and the host's memory. Memory, speed and batch are of each; an all-reduce of gradients "
             "is not included"
         )
-    if any(row.candidate.short == "+ fused AdamW" for row in fit.rows):
-        yield "options below fused AdamW include it"
+    builds = [row.candidate.short.removeprefix("+ ") for row in fit.rows[1:] if is_build(row.candidate)]
+    if builds:
+        yield f"options below {builds[-1]} include {'it' if len(builds) == 1 else ' and '.join(builds)}"
     if any(row.candidate.short.startswith("+ loss ") for row in fit.rows):
         yield "loss: with fused loss, which pays where the logits are much of the memory"
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
@@ -132,7 +131,8 @@ def _size(fit: FitOutcome, run: FitRun) -> str:
     return f"{run.length:,} tokens per sample" if run.batch == 1 else f"{run.batch} samples of {run.length:,} tokens"
 
 
-def _for_size(fit: FitOutcome) -> str:
+def for_size(fit: FitOutcome) -> str:
+    """The requested size, or the smallest that was tried where a length is searched, as an adverbial."""
     question = fit.question
     if question.batch is None or (question.searched == "length"):
         smallest = fit.smallest
@@ -154,10 +154,10 @@ def _each(fit: FitOutcome) -> str:
 
 
 def _cost(run: FitRun) -> str:
-    if run.cost < -_FREE:
-        return f"nothing and saves {-run.cost:.0%}"
-    shared = f", {run.sharing:.0%} because GPUs share the host" if run.sharing >= _FREE else ""
-    return "nothing" if run.cost < _FREE else f"{run.cost:.0%}{shared}"
+    if run.cost < -FREE:
+        return f"nothing and saves {-run.cost:.0%} of the time"
+    shared = f", {run.sharing:.0%} because GPUs share the host" if run.sharing >= FREE else ""
+    return "nothing" if run.cost < FREE else f"{run.cost:.0%}{shared}"
 
 
 def _safety(fit: FitOutcome, best: FitRow) -> str:
@@ -211,6 +211,10 @@ def _policy(row: FitRow) -> str:
         inside = f"{{{text}}}" if parameters else text
         return f"accumulate: {{micro_batches: {row.run.micro_batches}, inside: {inside}}}"
     return text
+
+
+def _plain(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _value(value: object) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from simgpu.policies.common.section_choice import ordinal
+
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
@@ -19,7 +21,8 @@ class BuildOption(NamedTuple):
 
     build: options of the workload, such as ``{"optimizer": "adamw-fused"}``. instead_of: the values that it replaces;
     the option applies only where the workload has these. mark: of one that may take time, so that policies that
-    recompute are tried without it and, under this mark, with it; empty for one that is on in every later candidate.
+    recompute, and have no value to search, are tried without it and, under this mark, with it; empty for one that is on
+    in every later candidate.
     """
 
     label: str
@@ -35,12 +38,17 @@ class BuildOption(NamedTuple):
 
 
 class PolicyOption(NamedTuple):
-    """A memory policy with its parameters."""
+    """A memory policy with its parameters.
+
+    searched: a parameter whose best value is searched where batch and length are given; label and switch have {n} or
+    {nth} in its place. Where a size is searched instead, the value in parameters counts; without one it is left out.
+    """
 
     label: str
     switch: str
     policy: str
     parameters: Mapping[str, object] = _NOTHING
+    searched: str = ""
 
     @property
     def recomputes(self) -> bool:
@@ -57,6 +65,12 @@ BUILDS = (
         {"optimizer": "adamw"},
     ),
     BuildOption(
+        "fused attention",
+        'Transformers attn_implementation="sdpa"',
+        {"attention": "sdpa"},
+        {"attention": "eager"},
+    ),
+    BuildOption(
         "fused loss",
         "Liger-Kernel apply_liger_kernel_to_llama(rope=False, rms_norm=False, swiglu=False), or of another model; "
         "Axolotl liger_fused_linear_cross_entropy: true",
@@ -66,7 +80,7 @@ BUILDS = (
     ),
 )
 
-#: Memory policies, the simplest first: of equally fast ones the first is the answer.
+#: Memory policies, the simplest first: of about equally fast ones the first is the answer (`FitOutcome.best`).
 POLICIES = (
     PolicyOption(
         "selective checkpoint",
@@ -75,12 +89,27 @@ POLICIES = (
         {"keep": ("torchtitan",), "early_stop": False},
     ),
     PolicyOption(
-        "checkpoint every 2nd",
-        'Transformers gradient_checkpointing_kwargs={"every_n_layers": 2}',
+        "checkpoint every {nth}",
+        'Transformers gradient_checkpointing_kwargs={"every_n_layers": {n}}',
         "checkpoint",
         {"every": 2},
+        "every",
+    ),
+    PolicyOption(
+        "checkpoint first {n}",
+        "Megatron-LM --recompute-granularity full --recompute-method block --recompute-num-layers {n}",
+        "checkpoint",
+        {"early_stop": False},
+        "count",
     ),
     PolicyOption("checkpoint", "Transformers gradient_checkpointing=True", "checkpoint"),
+    PolicyOption(
+        "checkpoint groups of {n}",
+        "Megatron-LM --recompute-granularity full --recompute-method uniform --recompute-num-layers {n}",
+        "checkpoint",
+        {"group": 2, "early_stop": False},
+        "group",
+    ),
     PolicyOption(
         "checkpoint + offload",
         'Transformers gradient_checkpointing_kwargs={"offload": True}',
@@ -129,6 +158,7 @@ CHANGES = (
         "LoRA of rank 16",
         'peft LoraConfig(r=16, target_modules="all-linear")',
         {"lora": 16, "lora_targets": ("all-linear",)},
+        {"lora": None},
     ),
     BuildOption("plain SGD", "torch.optim.SGD, without momentum", {"optimizer": "plain-sgd"}),
 )
@@ -140,7 +170,8 @@ class Candidate:
 
     label: names all options. short: the last of them, for tables. switches: of frameworks, one for each option.
     policy, parameters: of the scenario that decides. build: options of the workload. changes: whether it trains
-    something else.
+    something else. searched: the parameter of the policy whose best value is searched. template: the same candidate
+    with {n} and {nth} in place of this value.
     """
 
     label: str
@@ -150,6 +181,28 @@ class Candidate:
     build: Mapping[str, object] = field(default_factory=dict)
     switches: tuple[str, ...] = ()
     changes: bool = False
+    searched: str = ""
+    template: Candidate | None = None
+
+    @property
+    def valued_at(self) -> int | None:
+        """The value of the searched parameter; None if there is none."""
+        value = self.parameters.get(self.searched)
+        return value if isinstance(value, int) else None
+
+    def valued(self, value: int) -> Candidate:
+        """The candidate with this value of the searched parameter.
+
+        >>> Candidate("every {nth}", "+ every {nth}", "checkpoint", searched="every").valued(3).label
+        'every 3rd'
+        """
+        of = self.template or self
+        label, short, *switches = (
+            text.replace("{nth}", ordinal(value)).replace("{n}", str(value))
+            for text in (of.label, of.short, *of.switches)
+        )
+        parameters = {**of.parameters, of.searched: value}
+        return replace(of, label=label, short=short, switches=tuple(switches), parameters=parameters, template=of)
 
     @property
     def on_host(self) -> bool:
@@ -174,24 +227,45 @@ def candidates(base: Mapping[str, object]) -> tuple[Candidate, ...]:
 def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...]:
     """With each option that trains something else, the candidate that has the policy of another one.
 
-    >>> smallest = candidates({"optimizer": "adamw"})[4]
+    >>> smallest = candidates({"optimizer": "adamw"})[5]
     >>> [each.label for each in changed({"optimizer": "adamw"}, smallest)]
     ['AdamW in 8 bits + checkpoint', 'plain SGD + checkpoint']
     """
     return tuple(
-        replace(
-            each,
-            label=_joined(option.label, each.label),
-            short=_joined(option.label, each.short.removeprefix("+ ")),
-            switches=(_switch(option), *each.switches),
-            changes=True,
-        )
+        _with(option, each if like.valued_at is None else each.valued(like.valued_at))
         for option in CHANGES
         if option.applies(base)
         for each in (Candidate("", "", build={**base, **option.build}), *_of_the_same({**base, **option.build}))
-        if (each.policy, each.parameters, each.build.get("loss"))
-        == (like.policy, like.parameters, like.build.get("loss"))
+        if _is_like(each, like)
     )
+
+
+def _with(option: BuildOption, candidate: Candidate) -> Candidate:
+    """A candidate with an option that trains something else, and without a search for its parameter."""
+    return replace(
+        candidate,
+        label=_joined(option.label, candidate.label),
+        short=_joined(option.label, candidate.short.removeprefix("+ ")),
+        switches=(_switch(option), *candidate.switches),
+        changes=True,
+        searched="",
+        template=None,
+    )
+
+
+def _is_like(candidate: Candidate, like: Candidate) -> bool:
+    """Whether both have the same policy and loss, apart from the value of the searched parameter."""
+    loss, same_as = candidate.build.get("loss"), (like.policy, like.searched, like.build.get("loss"))
+    same = (candidate.policy, candidate.searched, loss) == same_as
+    names = (candidate.parameters.keys() | like.parameters.keys()) - {like.searched}
+    return same and all(candidate.parameters.get(name) == like.parameters.get(name) for name in names)
+
+
+def is_build(candidate: Candidate) -> bool:
+    """Whether it has no memory policy, but computes the same in another way, which all later candidates include."""
+    marked = {option.label for option in BUILDS if option.mark}
+    others = candidate.label == AS_IT_IS or candidate.short.removeprefix("+ ") in marked
+    return candidate.policy == "none" and not others and not candidate.changes
 
 
 def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
@@ -209,15 +283,18 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
                 plain = each
             yield each
     for policy in POLICIES:
-        for each in (replace(plain, short=""), *(costly if policy.recomputes else ())):
-            yield replace(
+        marked = costly if policy.recomputes and not policy.searched else ()
+        for each in (replace(plain, short=""), *marked):
+            candidate = replace(
                 each,
                 label=_joined(each.label, policy.label),
                 short=f"{each.short} + {policy.label}".lstrip(),
                 policy=policy.policy,
                 parameters=policy.parameters,
                 switches=(*each.switches, _switch(policy)),
+                searched=policy.searched,
             )
+            yield candidate if candidate.valued_at is None else candidate.valued(candidate.valued_at)
 
 
 def _switch(option: BuildOption | PolicyOption) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.fit.candidates import candidates, changed
 from simgpu.experiments.fit.gpus import gpus_that_fit
-from simgpu.experiments.fit.question import MOST_SAMPLES, MOST_TOKENS, Question, safe_margin
+from simgpu.experiments.fit.question import MOST_SAMPLES, Question, safe_margin
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
-from simgpu.experiments.fit.workloads import Workload, workload_of
+from simgpu.experiments.fit.workloads import MOST_TOKENS, Workload, workload_of
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
@@ -21,31 +22,44 @@ from simgpu.simulation.config import RunConfig, checked_setting
 from simgpu.trace.model import Trace
 
 
+class FitSettings(TypedDict, total=False):
+    """What `fit` is asked, as keyword arguments; None, or left out, for the default.
+
+    batch: samples of a step. A batch that does not fit is divided into the fewest micro-batches that fit. Without it,
+    and with a length, the largest batch is searched. Of traces by default the recorded one, of configurations 1
+    length: tokens of each sample; without it the largest is searched, up to the positions of the configuration
+    budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
+    optimizer, dtype, autocast, attention, lora, lora_targets: of a modelled iteration, fields of
+    `simgpu.workloads.decoders.options.TrainingOptions`; by default adamw (of networks of the zoo sgd), bfloat16
+    (float32 with autocast) and sdpa
+    gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
+    switches and the host; gradients are not exchanged
+    """
+
+    batch: int | None
+    length: int | None
+    budget: int | str | None
+    optimizer: str | None
+    dtype: str | None
+    autocast: str | None
+    attention: str | None
+    lora: int | None
+    lora_targets: tuple[str, ...] | None
+    gpus: int | None
+
+
 def fit(
     model: str | Path | Trace,
     gpu: str | NodeSpec,
     *,
-    batch: int | None = None,
-    length: int | None = None,
-    budget: int | str | None = None,
-    optimizer: str | None = None,
-    dtype: str | None = None,
-    attention: str | None = None,
-    gpus: int | None = None,
     progress: Callable[[str], None] = no_progress,
+    **settings: Unpack[FitSettings],
 ) -> Fit:
     """Whether a model fits a GPU, with which options of its training, and what each option costs.
 
-    model: a Hugging Face ``config.json`` of a decoder or its folder, a network of the zoo, or a trace
+    model: a Hugging Face ``config.json`` of a transformer or its folder, a network of the zoo, or a trace
     gpu: a shipped node, a node file, or a node
-    batch: samples of a step. A batch that does not fit is divided into the fewest micro-batches that fit. Without it,
-    and with a length, the largest batch is searched. Of traces by default the recorded one, of decoders 1
-    length: tokens of each sample; without it the largest is searched, up to the positions of the configuration
-    budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
-    optimizer, dtype, attention: of a modelled iteration, as for `simgpu.workloads.decoders.modelled.decoder_iteration`;
-    by default adamw (of networks of the zoo sgd), bfloat16 and sdpa
-    gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
-    switches and the host; gradients are not exchanged
+    settings: size, memory and training, see `FitSettings`
     progress: called with each option before it is tried
 
     Each candidate is run as a scenario would run it, with ``pool: caching``. A size that is searched leaves
@@ -54,14 +68,19 @@ def fit(
 
     Raises `InputError` for an unknown model, GPU or option, and for sizes that the model does not support.
 
-    >>> result = fit("resnet50", "rtx3060", batch=64)
+    >>> result = fit("alexnet", "rtx3060", batch=64)
     >>> print(result.answer)
-    In 12 GiB: train resnet50 on 64 samples as it is, which costs nothing ...
+    In 12 GiB: train alexnet on 64 samples as it is, which costs nothing ...
     >>> result.best.candidate.label, len(result)
-    ('as it is', 12)
+    ('as it is', 14)
     """
-    workload = workload_of(model, {"optimizer": optimizer, "dtype": dtype, "attention": attention})
+    training: dict[str, object] = {**settings}
+    batch, length, budget = (settings.get("batch"), settings.get("length"), settings.get("budget"))
+    for name in ("batch", "length", "budget", "gpus"):
+        training.pop(name, None)
+    workload = workload_of(model, training)
     whole = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
+    gpus = settings.get("gpus")
     count = checked_setting("gpus", whole.gpus if gpus is None else gpus)
     node = one_of(whole, count)
     _check(workload, batch, length)
@@ -93,6 +112,8 @@ def _rows(question: Question, progress: Callable[[str], None]) -> tuple[FitRow, 
     near: int | None = None
     rows: list[FitRow] = []
     for candidate in candidates(question.workload.options):
+        if question.searched and candidate.searched and candidate.valued_at is None:
+            continue
         progress(candidate.label)
         rows.append(question.row(candidate, near))
         near = rows[-1].size(question.searched) or near

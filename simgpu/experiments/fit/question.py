@@ -11,6 +11,7 @@ from typing import Any
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.fit.candidates import Candidate
 from simgpu.experiments.fit.rows import FitRow, FitRun, Persistent
+from simgpu.experiments.fit.section_search import sections_in, valued_candidate
 from simgpu.experiments.fit.workloads import Workload
 from simgpu.garbage import no_collection
 from simgpu.graph.accumulation import divisors
@@ -26,8 +27,8 @@ from simgpu.trace.model import Trace, TraceInfo
 _UNLIMITED = 2**60
 #: Lengths that are searched are multiples of this many tokens.
 TOKENS = 128
-#: Largest batch that is tried, and largest length that may be requested.
-MOST_SAMPLES, MOST_TOKENS = 2**16, 2**30
+#: Largest batch that is tried.
+MOST_SAMPLES = 2**16
 #: The batch and the length that are tried first.
 _FIRST = {"batch": 8, "length": 2048}
 #: Share of the memory by which a prediction may be too low: the error of most published peaks is smaller
@@ -202,7 +203,11 @@ class Question:
 
     def _at(self, candidate: Candidate, batch: int) -> FitRow:
         """The whole batch at once or, where it does not fit, in the fewest micro-batches that fit."""
-        whole = self.run(candidate, batch, self.length)
+        if candidate.searched:
+            sections = sections_in(self._trace(batch, self.length, candidate.build), self.node)
+            candidate, whole = valued_candidate(candidate, sections, lambda each: self.run(each, batch, self.length))
+        else:
+            whole = self.run(candidate, batch, self.length)
         if whole.fits or batch == 1:
             return FitRow(candidate, whole)
         places = [batch // count for count in reversed(divisors(batch)[1:])]

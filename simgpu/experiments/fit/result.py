@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.experiments.fit.answer import answer, facts, notes
 from simgpu.experiments.fit.outcome import FitOutcome, run_of
-from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
+from simgpu.experiments.fit.rows import FitRow, speed_text
 from simgpu.simulation.plain_peak import budget_text
 from simgpu.units import format_time
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _ABSENT = "-"
+#: A budget that is so many times the largest peak is far: drawn to scale, the peaks would be on top of each other.
+_FAR = 1.5
+#: Speeds from here on have separators of thousands.
+_GROUPED = 10_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,28 +54,30 @@ class Fit(FitOutcome):
         if row.run is None:
             return (*(_ABSENT,) * (len(self.headings) - 2), "refused")
         run, searched = row.run, self.question.searched
-        size = (f"{row.size(searched):,}" if row.fits else _ABSENT,) if searched else ()
+        if searched and not row.fits:  # at the smallest size, whose speed says nothing about others
+            return (_ABSENT, self._size(run.reserved), _ABSENT, _ABSENT, ", ".join(self.marks(row)))
+        size = (f"{row.size(searched):,}",) if searched else ()
         times = () if searched else (format_time(run.step_ns),)
         parts = (str(run.micro_batches),) if self._divided else ()
         sharing = (f"{run.sharing:.1%}",) if self.question.gpus > 1 else ()
-        rest = *times, speed_text(run.speed), f"{run.cost:.1%}", *sharing, *parts, ", ".join(self._marks(row, run))
+        rest = *times, speed_text(run.speed), f"{run.cost:.1%}", *sharing, *parts, ", ".join(self.marks(row))
         return (*size, self._size(run.reserved), *rest)
 
     def _size(self, size: int) -> str:
         """Bytes in the table's unit, rounded down."""
         return f"{size / 2**30:,.1f}" if self._unit == "GiB" else f"{size // 2**20:,}"
 
-    def _marks(self, row: FitRow, run: FitRun) -> Iterator[str]:
-        if not row.fits:
-            yield "OOM"
-        elif self.margin(row) < self.question.margin:
-            yield "tight"
-        if run.allocator:
-            yield "segments"
-        if row.capped:
-            yield "largest tried"
-        if row.candidate.changes:
-            yield "other training"
+    def marks(self, row: FitRow) -> list[str]:
+        """What is special about a row with a run, for tables."""
+        run = run_of(row)
+        marks = {
+            "OOM": not row.fits,
+            "tight": row.fits and self.margin(row) < self.question.margin,
+            "segments": bool(run.allocator),
+            "largest tried": row.capped,
+            "other training": row.candidate.changes,
+        }
+        return [mark for mark, applies in marks.items() if applies]
 
     @property
     def answer(self) -> str:
@@ -113,11 +119,21 @@ class Fit(FitOutcome):
             ylabel=self.speed_unit,
             where="pre" if searched else "post",
         )
+        if max(run_of(row).speed for row in runs) >= _GROUPED:
+            figure.axes[0].yaxis.set_major_formatter("{x:,.0f}")
         if not searched:
-            budget, ax = self.question.budget / 2**30, figure.axes[0]
-            ax.axvline(budget, linestyle="--", color="#BB4444", linewidth=1.2)
-            ax.annotate("budget", (budget, 0.02), (3, 0), ("data", "axes fraction"), "offset points", fontsize=8)
+            self._draw_budget(figure.axes[0], max(run_of(row).reserved for row in runs))
         return figure
+
+    def _draw_budget(self, ax: Axes, most: int) -> None:
+        """The budget as a line; one far above the largest peak as a text, so that the peaks stay apart."""
+        budget = self.question.budget / 2**30
+        if self.question.budget > _FAR * most:
+            text, where = f"budget: {budget:,.1f} GiB", (1.0, 0.02)
+            ax.annotate(text, where, (-3, 0), "axes fraction", "offset points", fontsize=8, ha="right")
+            return
+        ax.axvline(budget, linestyle="--", color="#BB4444", linewidth=1.2)
+        ax.annotate("budget", (budget, 0.02), (3, 0), ("data", "axes fraction"), "offset points", fontsize=8)
 
     @property
     def caption(self) -> str:

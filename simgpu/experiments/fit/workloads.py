@@ -1,10 +1,10 @@
-"""The models of `fit`: a decoder from its configuration, a network of the zoo, or a trace."""
+"""The models of `fit`: a model from its configuration, a network of the zoo, or a trace."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,16 +14,25 @@ from simgpu.io.shipped import shipped_names
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.workloads.catalogue import NETWORKS, build
-from simgpu.workloads.decoders.config import read_decoder
+from simgpu.workloads.decoders.config import Model, read_model
 from simgpu.workloads.decoders.decoder import Decoder
-from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.options import LossForm, TrainingOptions, has_fused_loss
+from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
+from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
+from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
+from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
+from simgpu.workloads.decoders.options import AttentionForm, LossForm, TrainingOptions, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 
 _ZOO = "zoo:"
-#: What a decoder is trained with by default: what Transformers and PyTorch do.
-_OF_A_DECODER = {"optimizer": "adamw", "dtype": "bfloat16", "attention": "sdpa", "lora": None, "lora_targets": None}
+#: What a configured model is trained with by default: what Transformers and PyTorch do.
+_OF_A_CONFIGURATION = {"optimizer": "adamw", "dtype": "bfloat16"}
+#: What else can be chosen for a decoder.
+_OF_A_DECODER = {"attention": "sdpa", "lora": None, "lora_targets": None}
+#: T5 has no other attention in transformers 4.51.
+_OF_T5 = {"attention": AttentionForm.EAGER}
+#: Longest samples that are searched where a model has no position table.
+MOST_TOKENS = 2**30
 
 
 class Workload(Protocol):
@@ -55,29 +64,52 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True)
-class DecoderWorkload:
-    """A decoder-only transformer from its configuration."""
+class ConfiguredWorkload:
+    """A transformer from its configuration: a decoder, T5, or a diffusion transformer."""
 
-    decoder: Decoder
+    model: Model
+    name: str
     options: Mapping[str, Any]
     own_batch: None = None
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.decoder.name
+    @classmethod
+    def of(cls, path: Path, given: Mapping[str, Any]) -> ConfiguredWorkload:
+        """The model of a file, or of that in a folder, trained with these options, by default `_OF_A_CONFIGURATION`."""
+        model = read_model(path)
+        one_of_several = path.is_file() and path.name != "config.json" and model.name == path.absolute().parent.name
+        if given.get("lora_targets") and not given.get("lora"):
+            raise InputError.single("", "lora_targets", "names layers for LoRA, which is off", "give the rank of LoRA")
+        default = dict(_OF_A_CONFIGURATION)
+        if given.get("autocast") is not None:
+            default["dtype"] = "float32"  # of weights under autocast
+        if isinstance(model, Decoder):
+            default |= _OF_A_DECODER
+            if has_fused_loss(model) and given.get("autocast") is None:  # which Liger-Kernel's does not support
+                default["loss"] = LossForm.EAGER.value
+        chosen = {**default, **given}
+        if isinstance(model, EncoderDecoder) and chosen.get("attention") == AttentionForm.EAGER:
+            del chosen["attention"]  # nothing can be tried instead
+        return cls(model, path.stem if one_of_several else model.name, chosen)
 
     @property
-    def longest(self) -> int:
-        """The positions of its configuration."""
-        return self.decoder.positions
+    def longest(self) -> int | None:
+        """The positions of its configuration; of T5, whose positions are relative, any. None for latent images."""
+        if isinstance(self.model, Decoder):
+            return min(self.model.positions, MOST_TOKENS)
+        return MOST_TOKENS if isinstance(self.model, EncoderDecoder) else None
 
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
-        """One iteration, as `decoder_iteration` models it."""
-        assert length is not None, "a decoder's samples have a length"
-        return decoder_iteration(
-            self.decoder, batch=batch, length=length, gpu=gpu, options=TrainingOptions.of(options)
-        ).trace
+        """One iteration, as `simgpu zoo build` models it."""
+        return self._iteration(batch, length or 0, gpu, options).trace
+
+    def _iteration(self, batch: int, length: int, gpu: GpuSpec, options: Mapping[str, Any]) -> DecoderIteration:
+        model, training = self.model, TrainingOptions.of(options)
+        if isinstance(model, Decoder):
+            return decoder_iteration(model, batch=batch, length=length, gpu=gpu, options=training)
+        if isinstance(model, EncoderDecoder):
+            training = TrainingOptions.of({**_OF_T5, **options})
+            return encoder_decoder_iteration(model, batch=batch, length=length, gpu=gpu, options=training)
+        return diffusion_iteration(model, batch=batch, gpu=gpu, options=training)
 
 
 @dataclass(frozen=True)
@@ -124,14 +156,14 @@ class TraceWorkload:
 def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Workload:
     """The workload that a user names: a `config.json` or its folder, a network of the zoo, or a trace.
 
-    options: how it is modelled (``optimizer``, ``dtype``, ``attention``); None for the default.
+    options: how it is modelled, fields of `TrainingOptions`; None for the default.
     Raises `InputError` for an unknown model, for one that cannot be read, and for options that do not apply to it.
 
     >>> workload_of("resnet50", {}).options
     {'optimizer': 'sgd'}
     >>> workload_of("resnet50", {"dtype": "float16"})
     Traceback (most recent call last):
-    simgpu.errors.InputError: dtype: applies to decoders, not to a network of the zoo; leave it out
+    simgpu.errors.InputError: dtype: applies to configurations, not to a network of the zoo; leave it out
     """
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(model, Trace):
@@ -145,23 +177,19 @@ def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Worklo
         _refuse(given, given, "a trace")
         return TraceWorkload(load_trace(name))
     if name.endswith(".json") or os.sep in name or path.is_dir():
-        decoder = read_decoder(path)
-        if path.is_file() and path.name != "config.json" and decoder.name == path.absolute().parent.name:
-            decoder = replace(decoder, name=path.stem)  # one of several configurations in a folder
-        loss = {"loss": LossForm.EAGER.value} if has_fused_loss(decoder) else {}
-        return DecoderWorkload(decoder, {**_OF_A_DECODER, **loss, **given})
+        return ConfiguredWorkload.of(path, given)
     known = [*NETWORKS, *shipped_names("traces")]
-    remedy = f"give a config.json, a trace folder, a shipped trace or a network of the zoo: {did_you_mean(name, known)}"
+    remedy = f"{did_you_mean(name, known)}; or give a config.json, its folder, or a trace folder"
     raise InputError.single("", "MODEL", f"there is no model {name!r}", remedy)
 
 
 def _refuse(given: Mapping[str, Any], names: Iterable[str], what: str) -> None:
-    """Raises `InputError` for options that apply to decoders alone, or to no trace."""
+    """Raises `InputError` for options that apply to configurations alone, or to no trace."""
     problems = [
         Problem(
             "",
             name,
-            f"applies to {'decoders' if name != 'optimizer' else 'modelled iterations'}, not to {what}",
+            f"applies to {'configurations' if name != 'optimizer' else 'modelled iterations'}, not to {what}",
             "leave it out",
         )
         for name in given

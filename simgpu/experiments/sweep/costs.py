@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.sweep.labels import NumericPath, numeric_path, provenance
-from simgpu.experiments.sweep.point import OK
+from simgpu.experiments.sweep.point import OK, written_policies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +54,26 @@ class CostCurve(NamedTuple):
         return max((cost for _, cost in self.points), default=0.0)
 
 
+def check_baselines(sweep: Sweep, baselines: Sequence[str]) -> None:
+    """Raises `InputError` for a baseline that is no policy of any point, before the points have run."""
+    points, known = sweep.points(), dict[str, None]()
+    for point in range(sweep.count):
+        known |= dict.fromkeys(str(row["policy"]) for row in written_policies(points, point))
+        if known.keys() >= set(baselines):
+            return
+    _check_known(sweep, baselines, known)
+
+
+def _check_known(sweep: Sweep, baselines: Sequence[str], labels: Iterable[str]) -> None:
+    known = list(dict.fromkeys(labels))
+    unknown = [name for name in baselines if name not in known]
+    if unknown:
+        raise InputError(
+            Problem("", "baseline", f"{name!r} is no policy of {sweep.name}", did_you_mean(name, known))
+            for name in unknown
+        )
+
+
 def cost_curves(sweep: Sweep, frame: pd.DataFrame, baselines: Sequence[str], over: NumericPath) -> list[CostCurve]:
     """The costs of all policies but the baselines.
 
@@ -64,10 +84,7 @@ def cost_curves(sweep: Sweep, frame: pd.DataFrame, baselines: Sequence[str], ove
     """
     from simgpu.experiments.sweep.charts import labels_over  # loads matplotlib
 
-    known = list(dict.fromkeys(frame["policy"].astype(str)))
-    for name in baselines:
-        if name not in known:
-            raise InputError.single("", "baseline", f"{name!r} is no policy of {sweep.name}", did_you_mean(name, known))
+    _check_known(sweep, baselines, frame["policy"].astype(str))
     by_name = {name.partition("(")[0]: name for name in reversed(baselines)}
     times = {
         (point, policy): ns

@@ -64,14 +64,18 @@ def died(point: int, why: str) -> PointRows:
 def _without_scenario(points: Points, point: int, error: Exception) -> PointRows:
     """The rows of a point whose scenario cannot be loaded: one for each policy of the file."""
     again, outcome = _failure(error)
-    rows = []
+    return PointRows(point, again, tuple({**policy, **outcome} for policy in written_policies(points, point)))
+
+
+def written_policies(points: Points, point: int) -> list[Row]:
+    """The policies of a point as its file has them, valid or not, as columns of its rows."""
+    rows: list[Row] = []
     for written in points.policies(point):
         try:
-            policy: Row = _policy(policy_from(written))  # type: ignore[arg-type]  # may be invalid
+            rows.append(_policy(policy_from(written)))  # type: ignore[arg-type]  # may be invalid
         except Exception:
-            policy = {"policy": str(written)}
-        rows.append({**policy, **outcome})
-    return PointRows(point, again, tuple(rows))
+            rows.append({"policy": str(written)})
+    return rows
 
 
 def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:

@@ -100,15 +100,15 @@ def chosen(sections: Sections, *, first: int, every: int, count: int, group: int
     names = names[:count] if count else names
     groups = [names[start : start + group] for start in range(0, len(names), group)]
     of_name = {name: each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in groups for name in each}
-    parts = (f"every {_ordinal(every)}", f"at most {count}", f"{group} together")
+    parts = (f"every {ordinal(every)}", f"at most {count}", f"{group} together")
     how = ", ".join((sections.how, *compress(parts, (every > 1, count, group > 1))))
     return Sections({layer: of_name[name] for layer, name in sections.of_layer.items() if name in of_name}, how)
 
 
-def _ordinal(n: int) -> str:
+def ordinal(n: int) -> str:
     """A number in words of rank.
 
-    >>> [_ordinal(n) for n in (2, 3, 4, 11, 22)]
+    >>> [ordinal(n) for n in (2, 3, 4, 11, 22)]
     ['2nd', '3rd', '4th', '11th', '22nd']
     """
     ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
