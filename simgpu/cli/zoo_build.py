@@ -44,7 +44,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Folder to write. Default: NETWORK-bBATCH-GPU, or NETWORK-INPUT-bBATCH-GPU for an input other than the "
-    "default; of a configuration NAME-bBATCH-tLENGTH-GPU, without -tLENGTH for DiT.",
+    "default; of a configuration NAME-bBATCH-tLENGTH-GPU, without -tLENGTH if not given.",
 )
 @click.option("--force", is_flag=True, help="Replace a different trace in the folder.")
 @click.option("--batch", metavar="N", type=click.IntRange(min=1), required=True, help="Batch size in samples.")
@@ -111,8 +111,8 @@ def build(
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
-    NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a transformer (Llama, Mixtral, GPT-2,
-    T5, DiT and others; an unsupported one lists them), or its folder.
+    NETWORK is a name (simgpu zoo list), or the Hugging Face config.json of a transformer or U-Net (Llama, Mixtral,
+    GPT-2, T5, DiT, Stable Diffusion and others; an unsupported one lists them), or its folder.
 
     \b
     simgpu zoo build vgg16 --batch 64 --gpu v100 --input cifar10
@@ -128,6 +128,7 @@ def build(
         --autocast bfloat16 --micro-batches 4
     simgpu zoo build ./Llama-3.1-8B --batch 1 --length 4096 --gpu l40s \\
         --lora 16 --lora-targets all-linear
+    simgpu zoo build ./stable-diffusion/unet --batch 4 --gpu l40s
     """
     if is_configuration(network):
         others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}
@@ -135,7 +136,7 @@ def build(
         refuse_options(others, "applies to networks of the zoo, not to a configuration")
         build_decoder(network, output, force, batch, gpu, {**of_decoder, "optimizer": optimizer}, quiet)
         return
-    refuse_options(of_decoder, "applies to the configuration of a transformer, not to a network of the zoo")
+    refuse_options(of_decoder, "applies to the configuration of a transformer or U-Net, not to a network of the zoo")
     limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet) as say:
         say(f"building {network}")

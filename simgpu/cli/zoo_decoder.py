@@ -1,9 +1,10 @@
-"""``simgpu zoo build`` of a transformer from the ``config.json`` of Hugging Face's transformers or diffusers."""
+"""``simgpu zoo build`` of a model from the ``config.json`` of Hugging Face's transformers or diffusers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +17,10 @@ from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time, short_count
-from simgpu.workloads.decoders.config import Model, read_model
-from simgpu.workloads.decoders.decoder import Decoder
-from simgpu.workloads.decoders.diffusion import DiffusionTransformer
-from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
-from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
-from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
-from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, MasterForm, TrainingOptions
+from simgpu.workloads.decoders.config import read_model
+from simgpu.workloads.decoders.entry import SampleSizes, model_iteration, options_of, unsuitable
+from simgpu.workloads.decoders.modelled import DecoderIteration
+from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, MasterForm
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,7 +44,7 @@ def refuse_options(given: Mapping[str, object], what: str) -> None:
 
 
 def decoder_options(command: F) -> F:
-    """Adds the options that apply to the configuration of a decoder only; without a value they are None."""
+    """Adds the options that apply to a configuration only; without a value they are None."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -54,7 +52,22 @@ def decoder_options(command: F) -> F:
 
 _OPTIONS = (
     click.option(
-        "--length", metavar="N", type=click.IntRange(min=1), help="Tokens per sample of a configuration; not for DiT."
+        "--length",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Tokens per sample of a configuration; not for DiT. Of a U-Net's text, default: 77.",
+    ),
+    click.option(
+        "--target-length",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Tokens of the labels of each sample of T5. Default: as many as --length.",
+    ),
+    click.option(
+        "--sample-size",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Side of a U-Net's latent images, an eighth of the images'. Default: its configuration's.",
     ),
     click.option(
         "--dtype",
@@ -107,7 +120,8 @@ _OPTIONS = (
         "--lora-targets",
         metavar="NAMES",
         callback=lambda _context, _option, value: value and tuple(value.split(",")),
-        help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj.",
+        help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj; "
+        "q,v for T5; those of attention for DiT and U-Nets.",
     ),
 )
 
@@ -117,39 +131,23 @@ def build_decoder(
 ) -> None:
     """Builds the trace of a configuration and writes its folder. given: values of `decoder_options` and optimizer."""
     training = dict(given)
-    length = training.pop("length")
+    sizes = SampleSizes(**{name: training.pop(name) for name in SampleSizes.__dataclass_fields__})
     if training["lora_targets"] and training["lora"] is None:
         raise InputError.single("", "--lora-targets", "names layers for LoRA, which is off", "add --lora RANK")
     with progress(quiet) as say:
         model = read_model(path)
-        tokens = _tokens(model, length)
+        problems = unsuitable(model, sizes)
+        if problems:
+            raise InputError([replace(each, place=f"--{each.place.replace('_', '-')}") for each in problems])
         say(f"building {model.name}")
-        device = load_node(gpu).gpu
-        if isinstance(model, DiffusionTransformer):
-            result = diffusion_iteration(model, batch=batch, gpu=device, options=TrainingOptions.of(training))
-        elif isinstance(model, Decoder):
-            options = TrainingOptions.of(training)
-            result = decoder_iteration(model, batch=batch, length=tokens, gpu=device, options=options)
-        else:
-            options = TrainingOptions.of({**training, "attention": training["attention"] or "eager"})
-            result = encoder_decoder_iteration(model, batch=batch, length=tokens, gpu=device, options=options)
-        length_text = "" if isinstance(model, DiffusionTransformer) else f"-t{tokens}"
-        folder = output or Path(f"{model.name}-b{batch}{length_text}-{Path(gpu).stem}")
+        device, options = load_node(gpu).gpu, options_of(model, training)
+        result = model_iteration(model, sizes, batch=batch, gpu=device, options=options)
+        folder = output or Path(f"{model.name}-b{batch}{sizes.described()}-{Path(gpu).stem}")
         refuse_another(folder, force, result.trace)
         say(f"writing {folder}")
         write_trace(result.trace, folder)
     Screen().print(facts(_facts(result)))
     show_written(folder, gpu)
-
-
-def _tokens(model: Model, length: int | None) -> int:
-    """Tokens per sample: those given, or a diffusion transformer's patches, which its configuration decides."""
-    if isinstance(model, DiffusionTransformer):
-        refuse_options({"length": length}, "does not apply to a diffusion transformer, whose sample_size decides it")
-        return model.decoder.positions
-    if length is None:
-        raise InputError.single("", "--length", "is missing", "give the number of tokens per sample, as --length 2048")
-    return length
 
 
 def _facts(result: DecoderIteration) -> list[tuple[str, str]]:

@@ -79,6 +79,36 @@ def test_dit_is_built_without_a_length_and_refuses_one(tmp_path: Path, monkeypat
     assert done.exit_code == 2 and "--length: does not apply to a diffusion transformer" in message
 
 
+def test_unet_is_built_at_another_size_and_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tiny-unet"
+    folder.mkdir()
+    sizes = {"block_out_channels": [32, 64], "norm_num_groups": 8, "cross_attention_dim": 48, "attention_head_dim": 4}
+    kinds = {"down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"]}
+    kinds["up_block_types"] = ["UpBlock2D", "CrossAttnUpBlock2D"]
+    (folder / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel", **sizes, **kinds}))
+    done = simgpu("zoo", "build", folder, "--batch", 2, "--gpu", "h100", "--sample-size", 16)
+    assert done.exit_code == 0, done.stderr
+    built = read_trace(tmp_path / "tiny-unet-b2-s16-h100")
+    assert "latent images of 4 x 16 x 16, and texts of 77 tokens" in built.info.notes
+    done = simgpu("zoo", "build", folder, "--batch", 2, "--gpu", "h100", "--target-length", 16)
+    assert done.exit_code == 2 and "--target-length: applies to T5 only" in " ".join(done.stderr.split())
+    trace = {"decoder": "tiny-unet", "batch": 2, "sample_size": 16, "autocast": "bfloat16", "micro_batches": 2}
+    scenario = {"schema": "simgpu.scenario/2", "trace": trace, "node": "h100", "policies": ["none"]}
+    (tmp_path / "scenario.yaml").write_text(json.dumps(scenario))
+    done = simgpu("run", tmp_path / "scenario.yaml", "--json")
+    assert done.exit_code == 0, done.stderr
+
+
+def test_t5_is_built_with_labels_of_another_length(tmp_path: Path) -> None:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **sizes}))
+    arguments = ("--target-length", 8, "-o", tmp_path / "out")
+    done = simgpu("zoo", "build", tmp_path / "config.json", *USUAL, *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert "32 tokens a sample and 8 labels" in read_trace(tmp_path / "out").info.notes
+
+
 def test_written_trace_runs(model: Path, tmp_path: Path) -> None:
     simgpu("zoo", "build", model, *USUAL, "-o", tmp_path / "out")
     done = simgpu("run", "--trace", tmp_path / "out", "--node", "h100", "--policy", "checkpoint", "--json")

@@ -13,13 +13,14 @@ from simgpu.experiments.fit.gpus import gpus_that_fit
 from simgpu.experiments.fit.question import MOST_SAMPLES, Question, safe_margin
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
-from simgpu.experiments.fit.workloads import MOST_TOKENS, Workload, workload_of
+from simgpu.experiments.fit.workloads import Workload, workload_of
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import no_progress
 from simgpu.simulation.config import RunConfig, checked_setting
 from simgpu.trace.model import Trace
+from simgpu.workloads.decoders.entry import MOST_TOKENS
 
 
 class FitSettings(TypedDict, total=False):

@@ -17,22 +17,14 @@ from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.decoders.config import Model, read_model
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
-from simgpu.workloads.decoders.modelled import DecoderIteration, decoder_iteration
-from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
-from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
-from simgpu.workloads.decoders.options import AttentionForm, LossForm, TrainingOptions, has_fused_loss
+from simgpu.workloads.decoders.entry import SampleSizes, longest, model_iteration, options_of
+from simgpu.workloads.decoders.options import LossForm, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 
 _ZOO = "zoo:"
-#: What a configured model is trained with by default: what Transformers and PyTorch do.
-_OF_A_CONFIGURATION = {"optimizer": "adamw", "dtype": "bfloat16"}
-#: What else can be chosen for a decoder.
-_OF_A_DECODER = {"attention": "sdpa", "lora": None, "lora_targets": None}
-#: T5 has no other attention in transformers 4.51.
-_OF_T5 = {"attention": AttentionForm.EAGER}
-#: Longest samples that are searched where a model has no position table.
-MOST_TOKENS = 2**30
+#: What a configured model is trained with by default, but for attention and loss: what Transformers and PyTorch do.
+_USUAL = {"optimizer": "adamw", "dtype": "bfloat16", "lora": None, "lora_targets": None}
 
 
 class Workload(Protocol):
@@ -65,7 +57,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class ConfiguredWorkload:
-    """A transformer from its configuration: a decoder, T5, or a diffusion transformer."""
+    """A model from its configuration: a transformer or a U-Net."""
 
     model: Model
     name: str
@@ -74,42 +66,29 @@ class ConfiguredWorkload:
 
     @classmethod
     def of(cls, path: Path, given: Mapping[str, Any]) -> ConfiguredWorkload:
-        """The model of a file, or of that in a folder, trained with these options, by default `_OF_A_CONFIGURATION`."""
+        """The model of a file, or of that in a folder, trained with these options, by default `_USUAL`."""
         model = read_model(path)
         one_of_several = path.is_file() and path.name != "config.json" and model.name == path.absolute().parent.name
         if given.get("lora_targets") and not given.get("lora"):
             raise InputError.single("", "lora_targets", "names layers for LoRA, which is off", "give the rank of LoRA")
-        default = dict(_OF_A_CONFIGURATION)
+        usual = dict(_USUAL)
         if given.get("autocast") is not None:
-            default["dtype"] = "float32"  # of weights under autocast
-        if isinstance(model, Decoder):
-            default |= _OF_A_DECODER
-            if has_fused_loss(model) and given.get("autocast") is None:  # which Liger-Kernel's does not support
-                default["loss"] = LossForm.EAGER.value
-        chosen = {**default, **given}
-        if isinstance(model, EncoderDecoder) and chosen.get("attention") == AttentionForm.EAGER:
-            del chosen["attention"]  # nothing can be tried instead
-        return cls(model, path.stem if one_of_several else model.name, chosen)
+            usual["dtype"] = "float32"  # of weights under autocast
+        if not isinstance(model, EncoderDecoder):  # whose attention has one form only
+            usual["attention"] = options_of(model, {}).attention
+        if isinstance(model, Decoder) and has_fused_loss(model) and given.get("autocast") is None:
+            usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
+        return cls(model, path.stem if one_of_several else model.name, {**usual, **given})
 
     @property
     def longest(self) -> int | None:
-        """The positions of its configuration; of T5, whose positions are relative, any. None for latent images."""
-        if isinstance(self.model, Decoder):
-            return min(self.model.positions, MOST_TOKENS)
-        return MOST_TOKENS if isinstance(self.model, EncoderDecoder) else None
+        """The most tokens per sample; None for models of images."""
+        return longest(self.model)
 
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration, as `simgpu zoo build` models it."""
-        return self._iteration(batch, length or 0, gpu, options).trace
-
-    def _iteration(self, batch: int, length: int, gpu: GpuSpec, options: Mapping[str, Any]) -> DecoderIteration:
-        model, training = self.model, TrainingOptions.of(options)
-        if isinstance(model, Decoder):
-            return decoder_iteration(model, batch=batch, length=length, gpu=gpu, options=training)
-        if isinstance(model, EncoderDecoder):
-            training = TrainingOptions.of({**_OF_T5, **options})
-            return encoder_decoder_iteration(model, batch=batch, length=length, gpu=gpu, options=training)
-        return diffusion_iteration(model, batch=batch, gpu=gpu, options=training)
+        chosen = options_of(self.model, options)
+        return model_iteration(self.model, SampleSizes(length=length), batch=batch, gpu=gpu, options=chosen).trace
 
 
 @dataclass(frozen=True)

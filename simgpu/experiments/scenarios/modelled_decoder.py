@@ -1,4 +1,4 @@
-"""Traces of decoders in scenario files: a Hugging Face configuration, modelled at a batch and a length."""
+"""Traces of models in scenario files: a Hugging Face configuration, modelled at a batch and sizes of samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pydantic import BeforeValidator, Field
 from simgpu.hardware.spec import GpuSpec
 from simgpu.io.schema import FileModel
 from simgpu.trace.model import Trace
-from simgpu.workloads.decoders.config import decoder_of, read_decoder
-from simgpu.workloads.decoders.decoder import Decoder
-from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.decoders.config import Model, model_of, read_model
+from simgpu.workloads.decoders.entry import SampleSizes, model_iteration, options_of
 from simgpu.workloads.decoders.options import TrainingOptions
 
 #: The key that distinguishes such a trace from a network of the zoo.
@@ -28,14 +27,20 @@ def _path_or_keys(value: object) -> object:
 
 
 class ModelledDecoder(FileModel):
-    """One training iteration of a decoder-only transformer; the keys are those of ``simgpu zoo build``."""
+    """One training iteration of a transformer or a U-Net; the keys are those of ``simgpu zoo build``."""
 
     decoder: Annotated[str | dict[str, Any], BeforeValidator(_path_or_keys)] = Field(
         description="its config.json, or the folder of it, relative to this file; or the keys of that file"
     )
     name: str | None = Field(default=None, min_length=1, description="of the model; by default that of the folder")
     batch: int = Field(default=1, ge=1, description="samples in the iteration")
-    length: int = Field(ge=1, description="tokens of each sample")
+    length: int | None = Field(default=None, ge=1, description="tokens of each sample; not for DiT; of a U-Net's text")
+    target_length: int | None = Field(
+        default=None, ge=1, description="tokens of the labels of each sample of T5; by default as many as its own"
+    )
+    sample_size: int | None = Field(
+        default=None, ge=1, description="side of a U-Net's latent images; by default that of its configuration"
+    )
     gpu: str | None = Field(
         default=None, min_length=1, description="the node whose GPU it is modelled for; by default the file's node"
     )
@@ -45,7 +50,9 @@ class ModelledDecoder(FileModel):
     autocast: Literal["bfloat16", "float16"] | None = Field(
         default=None, description="lower precision of torch.autocast for forward and loss; none by default"
     )
-    attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="PyTorch's fused operator, or products")
+    attention: Literal["sdpa", "eager"] | None = Field(
+        default=None, description="PyTorch's fused operator, or products; by default sdpa, and eager for T5"
+    )
     loss: Literal["eager", "chunked", "fused"] = Field(
         default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
     )
@@ -53,26 +60,28 @@ class ModelledDecoder(FileModel):
     master_weights: Literal["copied", "main-grad"] | None = Field(
         default=None, description="float32 copies of weights; gradients copied too, or added up in float32"
     )
+    micro_batches: int = Field(default=1, ge=1, description="equal parts of the batch before one optimizer step")
+    lora: int | None = Field(default=None, ge=1, description="rank of LoRA's adapters, which alone are trained")
+    lora_targets: tuple[str, ...] | None = Field(
+        default=None, description="with lora: linear layers that are adapted, or [all-linear]; default the family's"
+    )
     optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="adamw", description="optimizer of the weights"
     )
 
-    def model(self, base: Path | None) -> Decoder:
-        """The decoder. base: folder of relative paths. Raises the errors of `read_decoder`."""
+    def model(self, base: Path | None) -> Model:
+        """The model. base: folder of relative paths. Raises the errors of `read_model`."""
         if isinstance(self.decoder, Mapping):
-            decoder = decoder_of(self.decoder)
-        else:
-            decoder = read_decoder((base or Path()) / self.decoder)
-        return decoder if self.name is None else replace(decoder, name=self.name)
+            return model_of(self.decoder)
+        return read_model((base or Path()) / self.decoder)
 
     def trace(self, base: Path | None, gpu: GpuSpec, gpu_name: str) -> Trace:
         """The trace, named like the folder that ``simgpu zoo build`` would write. An `InputError` names keys."""
-        decoder = self.model(base)
-        built = decoder_iteration(
-            decoder,
-            batch=self.batch,
-            length=self.length,
-            gpu=gpu,
-            options=TrainingOptions.of(self.model_dump(include=set(TrainingOptions.__dataclass_fields__))),
+        model = self.model(base)
+        sizes = SampleSizes(**self.model_dump(include=set(SampleSizes.__dataclass_fields__)))
+        options = options_of(model, self.model_dump(include=set(TrainingOptions.__dataclass_fields__)))
+        built = model_iteration(model, sizes, batch=self.batch, gpu=gpu, options=options).trace
+        name = self.name or model.name
+        return replace(
+            built, info=replace(built.info, model=name), name=f"{name}-b{self.batch}{sizes.described()}-{gpu_name}"
         )
-        return replace(built.trace, name=f"{decoder.name}-b{self.batch}-t{self.length}-{gpu_name}")

@@ -17,6 +17,7 @@ from simgpu.workloads.decoders.diffusion import DiffusionTransformer, diffusion_
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 from simgpu.workloads.decoders.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
+from simgpu.workloads.decoders.unet_config import UNET, UNet, unet
 
 #: Largest file that is read, bytes. Published ones have a few kB.
 _LIMIT = 2**20
@@ -47,11 +48,11 @@ def read_decoder(path: str | Path) -> Decoder:
 
 
 #: What a configuration describes.
-Model = Decoder | EncoderDecoder | DiffusionTransformer
+Model = Decoder | EncoderDecoder | DiffusionTransformer | UNet
 
 
 def read_model(path: str | Path) -> Model:
-    """The model that a ``config.json`` describes: a decoder, T5, or a diffusion transformer. See `read_decoder`."""
+    """The model that a ``config.json`` describes: a decoder, T5, a DiT or a U-Net. See `read_decoder`."""
     return model_of(*_read(path))
 
 
@@ -76,12 +77,16 @@ def model_of(values: Mapping[str, Any], source: str = "configuration", name: str
     if not is_diffusion and values.get("model_type") != "t5":
         return decoder_of(values, source, name)
     keys = Keys(values, source)
-    model: EncoderDecoder | DiffusionTransformer
-    if is_diffusion:
-        model = diffusion_transformer(keys, _name(values, name) or "dit")
-    else:
+    model: EncoderDecoder | DiffusionTransformer | UNet
+    if not is_diffusion:
         model = t5(keys, _name(values, name) or "t5")
-    _check(keys, model.decoder)
+        _check(keys, model.decoder)
+    elif values["_class_name"] == UNET:
+        model = unet(keys, _name(values, name) or "unet")
+        _check_quantization(keys)
+    else:
+        model = diffusion_transformer(keys, _name(values, name) or "dit")
+        _check(keys, model.decoder)
     if keys.problems:
         raise InputError(keys.problems)
     return model
@@ -115,8 +120,7 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
 
 def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
-    if keys.values.get("quantization_config") is not None:
-        keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
+    _check_quantization(keys)
     rotary = keys.values.get("rope_scaling")
     if rotary is not None:
         kind = rotary.get("rope_type", rotary.get("type")) if isinstance(rotary, dict) else rotary
@@ -131,6 +135,11 @@ def _check(keys: Keys, decoder: Decoder) -> None:
     if decoder.rotary_width % 2 or decoder.rotary_width > decoder.head_width:
         what = f"{decoder.rotary_width} of {decoder.head_width} values of a head cannot be rotated in pairs"
         keys.refuse("head width", what, "give heads of an even width")
+
+
+def _check_quantization(keys: Keys) -> None:
+    if keys.values.get("quantization_config") is not None:
+        keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
 
 
 def _llama(keys: Keys) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from simgpu.errors import did_you_mean
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.keys import MOST, REMEDY, Keys
+from simgpu.workloads.decoders.unet_config import UNET
 
 #: Values of ``_class_name``. diffusers reads the second, an earlier name, as the first if ``norm_type`` is `_NORM`.
 CLASSES = ("DiTTransformer2DModel", "Transformer2DModel")
@@ -37,11 +38,16 @@ class DiffusionTransformer:
         """Of the model, for traces."""
         return self.decoder.name
 
+    @property
+    def family(self) -> str:
+        """What the model is."""
+        return self.decoder.family
+
 
 def diffusion_transformer(keys: Keys, name: str) -> DiffusionTransformer:
     """The model that a configuration describes; defaults are diffusers' own. Problems are added to `keys`."""
     if (given := keys.values.get("_class_name")) not in CLASSES:
-        keys.refuse("_class_name", f"{given!r:.60} is not supported", did_you_mean(str(given), list(CLASSES)))
+        keys.refuse("_class_name", f"{given!r:.60} is not supported", did_you_mean(str(given), [*CLASSES, UNET]))
     _refuse_other_models(keys, is_earlier=given == CLASSES[1])
     heads, width = keys.number("num_attention_heads", 16, MOST["heads"]), keys.number("attention_head_dim", 72)
     channels, side, patch = (

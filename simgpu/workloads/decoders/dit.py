@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.decoders.diffusion import DiffusionTransformer
-from simgpu.workloads.decoders.parts import Build, Linear, heads_of
-from simgpu.workloads.eager.attention import attention
-from simgpu.workloads.eager.convolution import patches
+from simgpu.workloads.decoders.image_attention import Attention, Heads
+from simgpu.workloads.decoders.image_layers import Convolution
+from simgpu.workloads.decoders.parts import Build, Linear
+from simgpu.workloads.decoders.timesteps import TimeEmbedding, waves
 from simgpu.workloads.eager.normalization import layer_norm
-from simgpu.workloads.eager.pointwise import activation, add, add_number, cast, cat, dropout, elementwise, mul, scale
+from simgpu.workloads.eager.pointwise import activation, add, add_number, cast, dropout, elementwise, mul
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
@@ -29,9 +30,7 @@ class DitModel:
         with session.layer("pos_embed"):
             places = (1, build.decoder.positions, width)
             self.places = session.constant("pos_embed.pos_embed", places, build.dtype, BlockKind.OTHER)
-            with session.layer("proj"):
-                self.filter = build.weight("weight", width, sizes.channels, patch, patch)
-                self.bias = build.weight("bias", width)
+            self.patches = Convolution.create(build, "proj", (sizes.channels, width), patch, stride=patch)
         self.blocks = [_Block.create(build, number) for number in range(build.decoder.layers)]
         self.scaling = Linear.create(build, "proj_out_1", width, 2 * width, bias=True)
         self.output = Linear.create(build, "proj_out_2", width, patch * patch * sizes.results, bias=True)
@@ -42,21 +41,22 @@ class DitModel:
         x = self._patches(image)
         for block in self.blocks:
             x = block(x, timesteps, classes)
-        condition = self.blocks[0].embedded(timesteps, classes)
+        condition = self.blocks[0].embedded(timesteps, classes, x.dtype)
         condition = self.scaling(activation(session, "silu", condition))
         shift, factor = split(session, condition, [width] * 2)
         with session.layer("norm_out"):
             normal = layer_norm(session, x)
-        return self._image(self.output(_moved(session, normal, factor, shift)))
+        moved = _moved(session, normal, factor, shift)
+        session.keep((x,))  # diffusers' variable
+        return self._image(self.output(moved))
 
     def _patches(self, image: Tensor) -> Tensor:
         """(batch, patches, width), with their positions added."""
         session = self.build.session
         with session.layer("pos_embed"):
-            with session.layer("proj"):
-                x = patches(session, image, self.filter, self.bias)
+            x = self.patches(image)
             x = reshape(session, x, (*x.shape[:2], self.build.decoder.positions))
-            return add(session, transpose(session, x, 1, 2), self.places)
+            return cast(session, add(session, transpose(session, x, 1, 2), self.places), x.dtype)
 
     def _image(self, x: Tensor) -> Tensor:
         """Patches (batch, patches, values) put together to an image."""
@@ -78,46 +78,25 @@ class _Condition:
     """The sum of the embeddings of timestep and class. Each block has its own, other than in DiT's first code."""
 
     build: Build
-    first: Linear
-    second: Linear
+    times: TimeEmbedding
     table: Tensor
 
     @classmethod
     def create(cls, build: Build) -> _Condition:
         session, width = build.session, build.decoder.width
         with session.layer("emb"):
-            with session.layer("timestep_embedder"):
-                first = Linear.create(build, "linear_1", _WAVES, width, bias=True)
-                second = Linear.create(build, "linear_2", width, width, bias=True)
+            times = TimeEmbedding.create(build, "timestep_embedder", _WAVES, width)
             with session.layer("class_embedder"), session.layer("embedding_table"):
-                table = build.weight("weight", build.decoder.vocabulary, width)
-        return cls(build, first, second, table)
+                return cls(build, times, build.weight("weight", build.decoder.vocabulary, width))
 
-    def __call__(self, timesteps: Tensor, classes: Tensor) -> Tensor:
+    def __call__(self, timesteps: Tensor, classes: Tensor, dtype: str) -> Tensor:
+        """dtype: of the sines and cosines, that of the patches."""
         session = self.build.session
         with session.layer("emb"):
-            waves = cast(session, self._waves(timesteps), self.build.dtype)
-            with session.layer("timestep_embedder"):
-                hidden = self.first(waves)
-                with session.layer("act"):
-                    hidden = activation(session, "silu", hidden)
-                of_time = self.second(hidden)
+            with session.layer("time_proj"):
+                of_time = waves(session, timesteps, _WAVES)
+            of_time = self.times(cast(session, of_time, dtype))
             return add(session, of_time, self._of_class(classes))
-
-    def _waves(self, timesteps: Tensor) -> Tensor:
-        """``get_timestep_embedding``: one kernel for each operation, in float32; the cosines are moved to the front."""
-        session, (batch,), half = self.build.session, timesteps.shape, _WAVES // 2
-        with session.layer("time_proj"):
-            (exponents,) = session.run("arange", (), (((half,), "float32"),))
-            for op in ("mul", "div", "exp"):
-                exponents = elementwise(session, op, exponents)
-            times = cast(session, timesteps.seen((batch, 1)), "float32")
-            angles = elementwise(session, "mul", times, exponents.seen((1, half)))
-            angles = elementwise(session, "mul", angles)
-            waves = cat(session, [elementwise(session, op, angles) for op in ("sin", "cos")])
-            sines, cosines = (waves.seen((batch, half), waves.strides) for _ in range(2))
-            cosines.offset = half
-            return cat(session, (cosines, sines))
 
     def _of_class(self, classes: Tensor) -> Tensor:
         """The class's row of the table, or with the rate of classifier-free guidance the last one."""
@@ -139,8 +118,7 @@ class _Block:
     name: str
     condition: _Condition
     scaling: Linear
-    products: tuple[Linear, Linear, Linear]
-    output: Linear
+    attention: Attention
     inner: tuple[Linear, Linear]
 
     @classmethod
@@ -151,25 +129,23 @@ class _Block:
             with session.layer("norm1"):
                 condition = _Condition.create(build)
                 scaling = Linear.create(build, "linear", width, 6 * width, bias=True)
-            with session.layer("attn1"):
-                query, key, value = (
-                    Linear.create(build, f"to_{each}", width, width, bias=decoder.query_bias) for each in "qkv"
-                )
-                output = Linear.create(build, "to_out.0", width, width, bias=True)
+            assert build.fused is not None
+            heads = Heads(decoder.head_width, build.fused)
+            attention = Attention.create(build, "attn1", (width, width), heads, bias=decoder.query_bias)
             with session.layer("ff"):
                 up = Linear.create(build, "net.0.proj", width, decoder.inner, bias=True)
                 down = Linear.create(build, "net.2", decoder.inner, width, bias=True)
-        return cls(build, name, condition, scaling, (query, key, value), output, (up, down))
+        return cls(build, name, condition, scaling, attention, (up, down))
 
-    def embedded(self, timesteps: Tensor, classes: Tensor) -> Tensor:
+    def embedded(self, timesteps: Tensor, classes: Tensor, dtype: str) -> Tensor:
         """The embedding alone, which the last layer computes again from the first block's weights."""
         session = self.build.session
         with session.layer(self.name), session.layer("norm1"):
-            return self.condition(timesteps, classes)
+            return self.condition(timesteps, classes, dtype)
 
     def __call__(self, x: Tensor, timesteps: Tensor, classes: Tensor) -> Tensor:
         session, width = self.build.session, self.build.decoder.width
-        condition = self.embedded(timesteps, classes)
+        condition = self.embedded(timesteps, classes, x.dtype)
         with session.layer(self.name):
             with session.layer("norm1"):
                 with session.layer("silu"):
@@ -179,24 +155,12 @@ class _Block:
                 with session.layer("norm"):
                     normal = layer_norm(session, x)
                 moved = _moved(session, normal, factor, shift)
-            attended = self._attended(moved)
+            attended = self.attention(moved, moved, self.build.decoder.dropout)
             x = add(session, mul(session, unsqueeze(session, gate, 1), attended), x)
             with session.layer("norm3"):
                 normal = layer_norm(session, x)
             result = self._inner(_moved(session, normal, inner_factor, inner_shift))
             return add(session, mul(session, unsqueeze(session, inner_gate, 1), result), x)
-
-    def _attended(self, x: Tensor) -> Tensor:
-        """``AttnProcessor2_0``: fused attention of all patches to all; the result is divided by one."""
-        session, decoder, fused = self.build.session, self.build.decoder, self.build.fused
-        assert fused is not None
-        with session.layer("attn1"):
-            query, key, value = (heads_of(session, product(x), decoder.head_width) for product in self.products)
-            result = transpose(session, attention(session, fused, query, key, value, 0.0, causal=False), 1, 2)
-            result = self.output(reshape(session, result, x.shape))
-            with session.layer("to_out.1"):
-                result = dropout(session, result, decoder.dropout)
-            return scale(session, result, "div")
 
     def _inner(self, x: Tensor) -> Tensor:
         session, (up, down) = self.build.session, self.inner

@@ -42,7 +42,7 @@ def t5(keys: Keys, name: str) -> EncoderDecoder:
         head_width=keys.number("d_kv", 64),
         inner=keys.number("d_ff", 2048),
         vocabulary=keys.number("vocab_size", 32128, MOST["vocabulary"]),
-        positions=MOST["positions"],
+        positions=keys.number("n_positions", 512, MOST["positions"]),
         activation=activation,
         tied=keys.flag("tie_word_embeddings", True),
         dropout=keys.fraction("dropout_rate", 0.1),

@@ -1,22 +1,15 @@
-"""`iteration` puts a decoder's training iteration on a tape: forward, loss, backward and optimizer step."""
+"""`train` puts a training iteration on a tape: forward, loss and backward of micro-batches, and the optimizer step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from simgpu.errors import InputError, Problem, did_you_mean
-from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.model import Phase
 from simgpu.workloads.decoders.adapters import ALL_LINEAR, Lora
-from simgpu.workloads.decoders.decoder import Decoder
-from simgpu.workloads.decoders.gpt2 import Gpt2Model
-from simgpu.workloads.decoders.llama import LlamaModel
 from simgpu.workloads.decoders.loss_scaler import LossScaler
-from simgpu.workloads.decoders.losses import LOSSES, LossModel
 from simgpu.workloads.decoders.master_weights import Masters
-from simgpu.workloads.decoders.neox import NeoxModel
-from simgpu.workloads.decoders.options import LossForm, MasterForm, TrainingOptions
-from simgpu.workloads.decoders.parts import Build
+from simgpu.workloads.decoders.options import MasterForm, TrainingOptions
 from simgpu.workloads.eager.engine import run_backward
 from simgpu.workloads.eager.pointwise import scale
 from simgpu.workloads.eager.session import Session
@@ -25,28 +18,14 @@ from simgpu.workloads.lowering import optimizer as step
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.lowering.tape import TapeBlock, Value
 
-_MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
-    {"gpt2": Gpt2Model, "gpt_neox": NeoxModel, "phi": NeoxModel}
-)
 
+def train(session: Session, options: TrainingOptions, forward: Callable[[], tuple[Tensor, ...]]) -> None:
+    """One iteration of a model whose weights and inputs exist.
 
-def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
-    """One iteration of `batch` samples of `length` tokens; the loop holds the loss, and logits if any, to the end.
-
-    fused: the operator for attention, a result of `simgpu.workloads.eager.attention.fused_kernel`; None for eager
-    attention, which GPT-2 does not have here.
+    forward: runs the model, under autocast if that is chosen, and the loss of one micro-batch; returns the loss, and
+    then what else the loop holds until the next one, or the end of the iteration.
     """
-    session = Session()
     tape, optimizer = session.tape, Optimizer(options.optimizer)
-    lora = None if options.lora is None else Lora(options.lora, options.lora_targets)
-    build = Build(session, decoder, options.dtype, fused, lora)
-    model = _MODELS.get(decoder.family, LlamaModel)(build)
-    if lora is not None:
-        _check_targets(lora, build.linear)
-    tape.layer = None
-    shape = batch // options.micro_batches, length
-    tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
-    labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
     masters = None if options.master_weights is None else Masters(session, optimizer)
     weights = [Value(weight.block, weight.shape) for weight in session.weights]
     states = [] if masters is not None else step.states(tape, optimizer, weights)
@@ -58,11 +37,10 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
     held: tuple[Tensor, ...] = ()
     for _ in range(options.micro_batches):
         tape.phase = Phase.FORWARD
-        with session.autocasting(options.autocast):
-            results = LOSSES[LossForm(options.loss)](session, model, tokens, labels, options)
+        results = forward()
         session.keep(held)
-        loss, held = results[0], tuple(results)
-        part = _part(session, loss, options.micro_batches)
+        held = results
+        part = _part(session, held[0], options.micro_batches)
         root = part if scaler is None else scaler.scaled(part)
         run_backward(session, root, gradients)
         session.keep((root,))
@@ -76,22 +54,21 @@ def iteration(decoder: Decoder, *, batch: int, length: int, fused: str | None, o
         scaler.update(found, gradients)
     for each in held:
         each.block.release = None
-    return session
-
-
-def _check_targets(lora: Lora, names: set[str]) -> None:
-    """Raises `InputError` for targets that are no linear layers of the model."""
-    known = sorted((*names, ALL_LINEAR))
-    problems = [
-        Problem("", "lora_targets", f"the model has no linear layer {each!r}", did_you_mean(each, known))
-        for each in lora.targets
-        if each not in known
-    ]
-    if problems:
-        raise InputError(problems)
 
 
 def _part(session: Session, loss: Tensor, micro_batches: int) -> Tensor:
     """What backward starts from: the loss, divided by the number of micro-batches."""
     with session.layer("loss"):
         return loss if micro_batches == 1 else scale(session, loss, "div")
+
+
+def check_targets(lora: Lora | None, names: set[str]) -> None:
+    """Raises `InputError` for targets of LoRA that are no linear layers of the model. names: of those it has."""
+    known = sorted((*names, ALL_LINEAR))
+    problems = [
+        Problem("", "lora_targets", f"the model has no linear layer {each!r}", did_you_mean(each, known))
+        for each in (() if lora is None else lora.targets)
+        if each not in known
+    ]
+    if problems:
+        raise InputError(problems)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from simgpu.errors import InputError, Problem
@@ -11,15 +13,23 @@ from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, Trac
 from simgpu.version import __version__
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.decoders.experts import ROUTING_NOTE
-from simgpu.workloads.decoders.iteration import iteration
-from simgpu.workloads.decoders.options import CHUNKS, AttentionForm, LossForm, TrainingOptions
+from simgpu.workloads.decoders.gpt2 import Gpt2Model
+from simgpu.workloads.decoders.iteration import check_targets, train
+from simgpu.workloads.decoders.llama import LlamaModel
+from simgpu.workloads.decoders.losses import LOSSES, LossModel
+from simgpu.workloads.decoders.neox import NeoxModel
+from simgpu.workloads.decoders.options import CHUNKS, AttentionForm, LossForm, TrainingOptions, size_problems
+from simgpu.workloads.decoders.parts import Build
 from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.timemodel.formats import model_notes
 
-#: Larger batches and lengths are typing errors and may overflow the time model.
-_MOST = 2**40
 _DEFAULT = TrainingOptions()
+_MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
+    {"gpt2": Gpt2Model, "gpt_neox": NeoxModel, "phi": NeoxModel}
+)
 
 
 class SavedBlock(NamedTuple):
@@ -82,33 +92,68 @@ def decoder_iteration(
     problems = _problems(decoder, batch, length, gpu, options, fused)
     if problems:
         raise InputError(problems)
+    operator = fused if options.attention == AttentionForm.SDPA else None
+    session = _session(decoder, batch=batch, length=length, fused=operator, options=options)
+    notes, sizes = _notes(decoder, length, options), f"{batch} samples of {length} tokens"
+    return finished(session, TraceOf(decoder.name, batch, notes, sizes), gpu, options)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOf:
+    """What describes a trace. sizes: of its batch, for messages."""
+
+    model: str
+    batch: int
+    notes: str
+    sizes: str
+
+
+def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptions) -> DecoderIteration:
+    """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it."""
+    products = options.products
     info = TraceInfo(
-        model=decoder.name,
-        batch=batch,
+        model=of.model,
+        batch=of.batch,
         device=gpu.name,
         dtype=options.dtype,
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
-        notes=" ".join((_notes(decoder, length, options), *model_notes(gpu, [products]))),
+        notes=" ".join((of.notes, *model_notes(gpu, [products]))),
         output=OutputLife.HELD,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    operator = fused if options.attention == AttentionForm.SDPA else None
-    session = iteration(decoder, batch=batch, length=length, fused=operator, options=options)
     trace = trace_of_session(session, gpu, info)
     if trace is None:
-        what = f"{batch} samples of {length} tokens need more bytes or operations than a trace can hold"
-        raise InputError.single("", "batch and length", what, "give a smaller batch or length")
+        what = f"{of.sizes} need more bytes or operations than a trace can hold"
+        raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
     return DecoderIteration(trace, sum(weight.count for weight in session.weights), options.micro_batches)
+
+
+def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
+    """fused: the operator for attention; None for eager attention, which GPT-2 does not have here."""
+    session = Session()
+    lora = options.adapters(decoder.family)
+    build = Build(session=session, decoder=decoder, dtype=options.dtype, fused=fused, lora=lora)
+    model = _MODELS.get(decoder.family, LlamaModel)(build)
+    check_targets(lora, build.linear)
+    session.tape.layer = None
+    shape = batch // options.micro_batches, length
+    tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
+    labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
+
+    def forward() -> tuple[Tensor, ...]:
+        with session.autocasting(options.autocast):
+            return tuple(LOSSES[LossForm(options.loss)](session, model, tokens, labels, options))
+
+    train(session, options, forward)
+    return session
 
 
 def _problems(
     decoder: Decoder, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions, fused: str | None
 ) -> list[Problem]:
-    problems = options.problems(decoder, batch)
-    for place, value in (("batch", batch), ("length", length)):
-        if not 1 <= value <= _MOST:
-            problems.append(Problem("", place, f"{value} is not a number from 1 to {_MOST}", "give at least 1"))
+    problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
+    problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
@@ -121,15 +166,14 @@ def _problems(
         what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
         problems.append(Problem("", "length", what, "give a larger batch or length, or the loss eager"))
     if not problems and options.attention == AttentionForm.SDPA and fused is None:
-        what = f"{gpu.name} has no fused attention for {options.products} and heads of {decoder.head_width} values"
-        problems.append(Problem("", "attention", what, "give eager, or another number format or GPU"))
+        problems.append(options.problem_of_heads(gpu.name, decoder.head_width))
     return problems
 
 
 def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
     return (
-        f"{decoder.family} from its configuration, {length} tokens a sample, {options.described()}. Kernels and saved "
-        "tensors as PyTorch runs the modules of transformers "
+        f"{decoder.family} from its configuration, {length} tokens a sample, {options.described(decoder.family)}. "
+        "Kernels and saved tensors as PyTorch runs the modules of transformers "
         "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from simgpu.errors import Problem, did_you_mean
+from simgpu.workloads.decoders.adapters import Lora
 from simgpu.workloads.decoders.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 
@@ -15,6 +17,12 @@ from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 DTYPES = ("bfloat16", "float16", "float32")
 #: Lower precisions of autocast.
 AUTOCASTS = ("bfloat16", "float16")
+_OF_IMAGES = ("to_k", "to_q", "to_v", "to_out.0")
+#: Linear layers that are adapted by default: peft's for T5 (``peft/utils/constants.py``), and those of diffusers'
+#: training scripts (``train_text_to_image_lora.py``) for models of images.
+DEFAULT_TARGETS = MappingProxyType({"t5": ("q", "v"), "dit": _OF_IMAGES, "unet": _OF_IMAGES})
+#: Larger batches and lengths are typing errors and may overflow the time model.
+_MOST = 2**40
 
 
 class AttentionForm(StrEnum):
@@ -64,8 +72,9 @@ class TrainingOptions:
 
     dtype: number format of the weights, their gradients and the optimizer state, and without autocast of activations:
         one of `DTYPES`.
-    autocast: format of products under ``torch.autocast``, one of `AUTOCASTS`; None: no autocast. Forward and loss run
-        inside the context, backward outside. Other operators have the formats of CUDA's lists.
+    autocast: format of products under ``torch.autocast``, one of `AUTOCASTS`; None: no autocast. Forward, and the loss
+        that a language model computes, run inside the context, backward outside. Other operators have the formats of
+        CUDA's lists.
     attention: a value of `AttentionForm`.
     loss: a value of `LossForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
@@ -73,7 +82,8 @@ class TrainingOptions:
     grad_scaler: whether the loss is scaled and gradients are divided by the scale, as float16 needs.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
-    lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits.
+    lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits; by
+        default `DEFAULT_TARGETS` of the family, or q_proj and v_proj.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -88,7 +98,7 @@ class TrainingOptions:
     grad_scaler: bool = False
     micro_batches: int = 1
     lora: int | None = None
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
+    lora_targets: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -105,8 +115,18 @@ class TrainingOptions:
         """The number format of linear layers and attention."""
         return self.autocast or self.dtype
 
-    def problems(self, decoder: Decoder, batch: int) -> list[Problem]:
-        """What is wrong with the values, and what this decoder or this batch does not support."""
+    def adapters(self, family: str) -> Lora | None:
+        """What is adapted in a model of this family; None if all weights are trained.
+
+        >>> TrainingOptions(lora=8).adapters("t5").targets
+        ('q', 'v')
+        """
+        if self.lora is None:
+            return None
+        return Lora(self.lora, self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj")))
+
+    def problems(self, family: str, batch: int) -> list[Problem]:
+        """What is wrong with the values, and what a model of this family or this batch does not support."""
         problems = [
             Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
             for place, value, known in (
@@ -119,9 +139,8 @@ class TrainingOptions:
             )
             if value is not None and value not in known
         ]
-        if self.attention == AttentionForm.EAGER and decoder.family == "gpt2":
+        if self.attention == AttentionForm.EAGER and family == "gpt2":
             problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
-        problems += self._problems_of_loss(decoder)
         problems += self._problems_of_scaler()
         if self.master_weights is not None and (self.dtype != "bfloat16" or self.lora is not None):
             trained = "LoRA's adapters" if self.lora is not None else f"weights of {self.dtype}"
@@ -129,7 +148,7 @@ class TrainingOptions:
             problems.append(Problem("", "master_weights", what, "give bfloat16 weights, all trained, or leave it out"))
         if self.lora is not None and self.lora < 1:
             problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
-        if self.lora is not None and decoder.family == "gpt2":
+        if self.lora is not None and family == "gpt2":
             problems.append(Problem("", "lora", "LoRA of GPT-2's Conv1D layers is not modelled", "leave it out"))
         if self.micro_batches < 1 or batch % self.micro_batches:
             what = f"a batch of {batch} cannot be split into {self.micro_batches} equal micro-batches"
@@ -145,7 +164,7 @@ class TrainingOptions:
             what = "fused AdamW, which unscales gradients itself, is not modelled"
             yield Problem("", "grad_scaler", what, "give the optimizer adamw")
 
-    def _problems_of_loss(self, decoder: Decoder) -> Iterator[Problem]:
+    def problems_of_loss(self, decoder: Decoder) -> Iterator[Problem]:
         """What the form of the loss does not support."""
         if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
             what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
@@ -159,12 +178,9 @@ class TrainingOptions:
     def problems_of_plain(self, family: str) -> list[Problem]:
         """What a family that knows none of the options of decoders alone does not support."""
         chosen = {
-            "autocast": self.autocast,
             "loss": self.loss != LossForm.EAGER,
             "master_weights": self.master_weights,
             "grad_scaler": self.grad_scaler,
-            "lora": self.lora,
-            "micro_batches": self.micro_batches > 1,
         }
         return [
             Problem("", place, f"of {family} is not modelled", "leave it out")
@@ -172,7 +188,12 @@ class TrainingOptions:
             if value
         ]
 
-    def described(self) -> str:
+    def problem_of_heads(self, gpu: str, width: int) -> Problem:
+        """That a GPU has no fused attention for heads of this width."""
+        what = f"{gpu} has no fused attention for {self.products} and heads of {width} values"
+        return Problem("", "attention", what, "give eager where the model has it, or another number format or GPU")
+
+    def described(self, family: str) -> str:
         """A sentence for notes, without its full stop."""
         parts = [f"{self.attention} attention"]
         if self.loss != LossForm.EAGER:
@@ -183,9 +204,22 @@ class TrainingOptions:
             parts.append("gradients scaled by torch.amp.GradScaler, all finite")
         if self.master_weights is not None:
             parts.append(_MASTERS[MasterForm(self.master_weights)])
-        if self.lora is not None:
-            targets = ", ".join(self.lora_targets)
-            parts.append(f"LoRA of rank {self.lora} on {targets}, in float32 and without dropout, all else frozen")
+        if (lora := self.adapters(family)) is not None:
+            targets = ", ".join(lora.targets)
+            parts.append(f"LoRA of rank {lora.rank} on {targets}, in float32 and without dropout, all else frozen")
         if self.micro_batches > 1:
             parts.append(f"gradients accumulated over {self.micro_batches} micro-batches")
         return f"{', '.join(parts)}, updated by {UPDATES[Optimizer(self.optimizer)]}"
+
+
+def size_problems(least: int = 1, **sizes: int) -> list[Problem]:
+    """What is wrong with numbers of samples, tokens and pixels, by name. least: the smallest one that is supported.
+
+    >>> [problem.place for problem in size_problems(batch=0, length=8)]
+    ['batch']
+    """
+    return [
+        Problem("", place, f"{value} is not a number from {least} to {_MOST}", f"give at least {least}")
+        for place, value in sizes.items()
+        if not least <= value <= _MOST
+    ]

@@ -37,19 +37,16 @@ from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, tr
 _WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"))
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """What the parts of one decoder share.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What creates the weights of one model.
 
-    dtype: of the weights and of what is computed from them. fused: the operator for attention, a result of
-    `simgpu.workloads.eager.attention.fused_kernel`; None for products and softmax one after another.
+    dtype: of the weights and, without autocast, of what is computed from them.
     lora: None to train all weights. linear: names of the linear layers, as they are created.
     """
 
     session: Session
-    decoder: Decoder
     dtype: str
-    fused: str | None
     lora: Lora | None = None
     linear: set[str] = field(default_factory=set)
 
@@ -58,18 +55,30 @@ class Build:
         return self.session.weight(name, shape, self.dtype, trained=self.lora is None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build(Weights):
+    """What the parts of one transformer share.
+
+    fused: the operator for attention, a result of `simgpu.workloads.eager.attention.fused_kernel`; None for products
+    and softmax one after another.
+    """
+
+    decoder: Decoder
+    fused: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A linear layer whose weights exist."""
 
-    build: Build
+    build: Weights
     name: str
     weight: Tensor
     bias: Tensor | None = None
     adapter: Adapter | None = None
 
     @classmethod
-    def create(cls, build: Build, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
+    def create(cls, build: Weights, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
         """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter."""
         build.linear.add(name)
         session, lora = build.session, build.lora
@@ -124,13 +133,13 @@ class RmsNorm:
 class LayerNorm:
     """Layer normalization with weight and bias."""
 
-    build: Build
+    build: Weights
     name: str
     weight: Tensor
     bias: Tensor
 
     @classmethod
-    def create(cls, build: Build, name: str, width: int) -> LayerNorm:
+    def create(cls, build: Weights, name: str, width: int) -> LayerNorm:
         """Creates weight and bias."""
         with build.session.layer(name):
             return cls(build, name, build.weight("weight", width), build.weight("bias", width))

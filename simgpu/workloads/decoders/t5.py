@@ -40,14 +40,17 @@ class T5Model:
         else:
             self.head = Linear.create(build, "lm_head", decoder.width, decoder.vocabulary, bias=False)
 
-    def __call__(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, (batch, target tokens, vocabulary), and the encoder's result."""
+    def __call__(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The logits, (batch, target tokens, vocabulary), the encoder's result, and what variables hold up to the loss.
+
+        The last are the decoder's result and, with a shared table, what it is scaled to.
+        """
         session = self.build.session
         encoded = self.encoder(self._embedded(tokens), None)
-        decoded = self.decoder(self._embedded(self._shifted(labels)), encoded)
+        decoded = [self.decoder(self._embedded(self._shifted(labels)), encoded)]
         if self.build.decoder.tied:
-            decoded = scale(session, decoded)
-        return self.head(decoded), encoded
+            decoded.append(scale(session, decoded[0]))
+        return self.head(decoded[-1]), encoded, decoded
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         with self.build.session.layer("shared"):
@@ -243,7 +246,7 @@ class _Attention:
             bias = add(session, self._bias(scores, positions), mask)
         scores = add_in_place(session, scores, bias)
         weights = softmax(session, cast(session, scores, "float32"))
-        weights = dropout(session, cast(session, weights, x.dtype), decoder.dropout)
+        weights = dropout(session, cast(session, weights, scores.dtype), decoder.dropout)
         result = contiguous(session, transpose(session, batched_product(session, weights, value), 1, 2))
         return self.output(reshape(session, result, (*x.shape[:2], decoder.heads * decoder.head_width))), bias
 
@@ -314,7 +317,7 @@ class _Inner:
                 result = activated(self.build, "act", self.inputs[0](normal))
                 if len(self.inputs) > 1:
                     result = mul(session, result, self.inputs[1](normal))
-                result = self.output(self._dropped(result))
+                result = self.output(cast(session, self._dropped(result), self.output.weight.dtype))
             return add(session, x, self._dropped(result))
 
     def _dropped(self, x: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def attention(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads.
+    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads; keys may have other tokens.
 
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     causal: whether a token attends only to itself and those before it; a mask decides it instead.
@@ -75,7 +75,7 @@ def attention(
         needs_sums = any(x.node is not None for x in inputs)  # for backward (``compute_log_sumexp``)
         sums, seed = ceil(tokens / _ROWS) * _ROWS if needs_sums else 0, ((), "int64")
     bias = [_aligned(session, each, heads) for each in masks]
-    strides = query.strides if kind == "flash" else _tokens_first(query.shape)
+    strides = _strides(kind, query)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
     scores = replace(_shape(kind, *inputs), causal=causal and mask is None)
     work = _work(scores, inputs, bias, Direction.FORWARD)
@@ -86,7 +86,10 @@ def attention(
         reads = (grad, *inputs, *bias, *created)
         shapes = [(x.shape, x.dtype) for x in inputs]
         work = _work(scores, inputs, bias, Direction.BACKWARD_DATA)
-        return session.run(f"{op}_backward", reads, shapes, strides=strides, operations=work)
+        gradients = session.run(f"{op}_backward", reads, shapes, operations=work)
+        for each, x in zip(gradients, inputs, strict=True):
+            each.strides = _strides(kind, x)
+        return gradients
 
     session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
     return created[0]
@@ -102,9 +105,11 @@ def _aligned(session: Session, mask: Tensor, heads: int) -> Tensor:
     return mask.seen((batch, heads, tokens, columns), (first, 0, row, 1))
 
 
-def _tokens_first(shape: Sizes) -> Sizes:
-    """Strides of (batch, heads, tokens, width) stored as (batch, tokens, heads, width)."""
-    _, heads, tokens, width = shape
+def _strides(kind: str, x: Tensor) -> Sizes:
+    """Those of a result or gradient of this operand's shape: its own, or (batch, tokens, heads, width) in memory."""
+    if kind == "flash":
+        return x.strides
+    _, heads, tokens, width = x.shape
     return heads * tokens * width, width, heads * width, 1
 
 

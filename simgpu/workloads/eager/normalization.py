@@ -1,10 +1,10 @@
-"""Layer normalization, softmax and losses: cross-entropy and squared error."""
+"""Layer and group normalization, softmax and losses: cross-entropy and squared error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simgpu.workloads.eager.pointwise import cast, only, widened
+from simgpu.workloads.eager.pointwise import cast, gradients, only, widened
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import contiguous, reshape
@@ -13,7 +13,7 @@ _Grads = Sequence[Tensor | None]
 
 
 def layer_norm(session: Session, x: Tensor, *affine: Tensor) -> Tensor:
-    """Over the last dimension; saves its input, and a mean and an inverse deviation per row in float32.
+    """Over the last dimension; saves its operands, and a mean and an inverse deviation per row in float32.
 
     affine: weight and bias; none of them for a normalization without weights.
     """
@@ -23,13 +23,27 @@ def layer_norm(session: Session, x: Tensor, *affine: Tensor) -> Tensor:
     y, *statistics = session.run("native_layer_norm", (x, *wide), results)
 
     def backward(grads: _Grads) -> _Grads:
-        inputs = (x, *wide)
-        created = [(each.shape, each.dtype) for each in inputs if each.node is not None]
         read = (only(grads), x, *statistics, *wide)
-        results = iter(session.run("native_layer_norm_backward", read, created))
-        return [None if each.node is None else next(results) for each in inputs]
+        return gradients(session, "native_layer_norm_backward", read, (x, *wide))
 
-    session.record((y,), (x, *wide), backward, (x, *statistics))
+    session.record((y,), (x, *wide), backward, (x, *wide, *statistics))
+    return y
+
+
+def group_norm(session: Session, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+    """Over groups of channels of a contiguous (batch, channels, ...) tensor; saves its input, the weight, and a mean
+    and an inverse deviation of each sample's groups in the input's format (``group_norm.cpp``)."""
+    bias, weight, x = (widened(session, each) for each in (bias, weight, x))
+    rows = (x.shape[0], groups)
+    results = ((x.shape, x.dtype), (rows, x.dtype), (rows, x.dtype))
+    y, *statistics = session.run("native_group_norm", (x, weight, bias), results)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = contiguous(session, only(grads))
+        read = (grad, x, *statistics, weight)
+        return gradients(session, "native_group_norm_backward", read, (x, weight, bias))
+
+    session.record((y,), (x, weight, bias), backward, (x, weight, *statistics))
     return y
 
 
@@ -69,9 +83,13 @@ def shifted_labels(session: Session, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def token_loss(session: Session, logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each token's logits with its label, in the format of the logits."""
+    """Cross-entropy of each token's logits with its label, in the format of the logits.
+
+    Under autocast, ``cross_entropy`` computes the logarithms in the format of the logits, and its loss in float32.
+    """
     rows = reshape(session, logits, (labels.count, logits.shape[-1]))
-    return likelihood_loss(session, softmax(session, rows, "_log_softmax"), labels.seen((labels.count,)))
+    logarithms = widened(session, softmax(session, rows, "_log_softmax"))
+    return likelihood_loss(session, logarithms, labels.seen((labels.count,)))
 
 
 def likelihood_loss(session: Session, logarithms: Tensor, target: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simgpu.workloads.eager.session import Session
-from simgpu.workloads.eager.strides import Sizes, broadcast, elementwise_strides, is_dense
+from simgpu.workloads.eager.strides import broadcast, elementwise_strides, is_dense
 from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.timemodel.operation import Operation
 
 _Grads = Sequence[Tensor | None]
 
@@ -29,6 +30,15 @@ def only(grads: _Grads) -> Tensor:
     (grad,) = grads
     assert grad is not None
     return grad
+
+
+def gradients(
+    session: Session, op: str, read: Sequence[Tensor], inputs: Sequence[Tensor], work: Sequence[Operation] = ()
+) -> _Grads:
+    """The gradients of the inputs that need one, computed by one call of an operator; None for the others."""
+    created = [(each.shape, each.dtype) for each in inputs if each.node is not None]
+    results = iter(session.run(op, read, created, operations=work))
+    return [None if each.node is None else next(results) for each in inputs]
 
 
 def add(session: Session, first: Tensor, second: Tensor) -> Tensor:
@@ -206,15 +216,15 @@ def clone(session: Session, x: Tensor) -> Tensor:
     return result
 
 
-def cat(session: Session, parts: Sequence[Tensor]) -> Tensor:
-    """Joins tensors along the last dimension; saves nothing. The gradients are views of that of the result."""
-    widths = [x.shape[-1] for x in parts]
-    shape: Sizes = (*parts[0].shape[:-1], sum(widths))
-    (result,) = session.run("cat", parts, ((shape, _promoted(parts)),))
+def cat(session: Session, parts: Sequence[Tensor], dimension: int = -1) -> Tensor:
+    """Joins tensors along a dimension; saves nothing. The gradients are views of that of the result."""
+    shape = list(parts[0].shape)
+    shape[dimension] = sum(x.shape[dimension] for x in parts)
+    (result,) = session.run("cat", parts, ((tuple(shape), _promoted(parts)),))
 
     def backward(grads: _Grads) -> _Grads:
         grad = only(grads)
-        return [grad.seen((*shape[:-1], width), grad.strides) for width in widths]
+        return [grad.seen(x.shape, grad.strides) for x in parts]
 
     session.record((result,), parts, backward)
     return result

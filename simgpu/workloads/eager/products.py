@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from simgpu.workloads.eager.autocast import lowered
-from simgpu.workloads.eager.pointwise import only
+from simgpu.workloads.eager.pointwise import add_in_place, only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
@@ -18,17 +18,38 @@ _Grads = Sequence[Tensor | None]
 
 
 def linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``)."""
+    """The product with a (features, width) weight; with a bias, one kernel adds it (``ATen/native/Linear.cpp``).
+
+    To a product of other than contiguous values, the bias is added in place.
+    """
     x, weight, *biases = lowered(session, x, weight, *(() if bias is None else (bias,)))
     is_matrix = len(x.shape) == 2
     rows: Sizes = (prod(x.shape[:-1]), x.shape[-1])
-    if biases:
+    is_plain = is_matrix or x.is_contiguous
+    if biases and is_plain:
         flat = x if is_matrix else reshape(session, x, rows)
         result = _addmm(session, biases[0], flat, transpose(session, weight, 0, 1))
     else:  # the weight is transposed first, so the engine reaches it last
         turned = transpose(session, weight, 0, 1)
-        result = _mm(session, x if is_matrix else reshape(session, x, rows), turned)
-    return result if is_matrix else reshape(session, result, (*x.shape[:-1], weight.shape[0]))
+        if is_plain or weight.node is not None:
+            result = _mm(session, x if is_matrix else reshape(session, x, rows), turned)
+        else:
+            result = _one_by_one(session, x, turned)
+    if len(result.shape) != len(x.shape):
+        result = reshape(session, result, (*x.shape[:-1], weight.shape[0]))
+    return add_in_place(session, result, biases[0]) if biases and not is_plain else result
+
+
+def _one_by_one(session: Session, x: Tensor, second: Tensor) -> Tensor:
+    """A product for each sample, which ``matmul`` prefers to a copy if the second factor needs no gradient."""
+    spread = second.seen((x.shape[0], *second.shape), (0, *second.strides))
+    result = product(session, "bmm", x, spread)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (product(session, "bmm", only(grads), _turned(spread)),)
+
+    session.record((result,), (x,), backward, (spread,))
+    return result
 
 
 def transposed_linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -54,6 +75,13 @@ def _turned(x: Tensor) -> Tensor:
     return x.seen((*x.shape[:-2], x.shape[-1], x.shape[-2]), (*x.strides[:-2], x.strides[-1], x.strides[-2]))
 
 
+def _of_first(session: Session, first: Tensor, second: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a product's first factor, laid out as the factor is (``mm_mat1_backward``)."""
+    if first.strides[0] == 1 and first.strides[1] == first.shape[0]:
+        return _turned(product(session, "mm", second, _turned(grad)))
+    return product(session, "mm", grad, _turned(second))
+
+
 def _of_second(session: Session, first: Tensor, second: Tensor, grad: Tensor) -> Tensor:
     """The gradient of a product's second factor, laid out as the factor is (``mm_mat2_backward``)."""
     if second.strides[0] == 1 and second.strides[1] == second.shape[0]:
@@ -68,7 +96,7 @@ def _mm(session: Session, first: Tensor, second: Tensor) -> Tensor:
     def backward(grads: _Grads) -> _Grads:
         grad = only(grads)
         of_second = _of_second(session, first, second, grad) if second.node is not None else None
-        of_first = product(session, "mm", grad, _turned(second)) if first.node is not None else None
+        of_first = _of_first(session, first, second, grad) if first.node is not None else None
         return of_first, of_second
 
     session.record((result,), (first, second), backward, _needed(first, second))
@@ -86,7 +114,7 @@ def _addmm(session: Session, bias: Tensor, first: Tensor, second: Tensor) -> Ten
 
     def backward(grads: _Grads) -> _Grads:
         grad = only(grads)
-        of_first = product(session, "mm", grad, _turned(second)) if first.node is not None else None
+        of_first = _of_first(session, first, second, grad) if first.node is not None else None
         of_second = _of_second(session, first, second, grad) if second.node is not None else None
         return grad, of_first, of_second
 

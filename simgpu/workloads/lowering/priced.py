@@ -7,29 +7,27 @@ from collections.abc import Iterator, Sequence
 from simgpu.trace.model import RELEASED_AT_END, AlgorithmChoice, Block, BlockKind, Kernel, Trace, TraceInfo
 from simgpu.workloads.lowering.tape import Tape, TapeKernel
 from simgpu.workloads.timemodel.operation import Operation
-from simgpu.workloads.timemodel.prices import Priced, Prices
+from simgpu.workloads.timemodel.prices import AlgorithmCost, Prices, algorithm_costs
 
 
 def trace_of_tape(tape: Tape, prices: Prices, info: TraceInfo, name: str) -> Trace:
     """The trace of a tape's kernels.
 
-    prices: the time model. A convolution runs its fastest algorithm; the trace lists all of them. A kernel of several
-    operations takes as long as all of them.
+    prices: the time model. A kernel of several operations takes as long as all of them. Convolutions run their fastest
+    algorithms; the trace lists all of them.
     """
-    durations: dict[Operation, int] = {}
-    choices: dict[Operation, Sequence[Priced]] = {}
+    durations: dict[tuple[Operation, ...], int] = {}
+    choices: dict[tuple[Operation, ...], Sequence[AlgorithmCost]] = {}
     kernels, workspaces, algorithms = [], [], []
     for taped in tape.kernels:
-        for operation in taped.operations:
-            if operation not in durations:
-                choices[operation] = prices.algorithms(operation) if operation.convolution is not None else ()
-                fastest = choices[operation][:1]
-                durations[operation] = fastest[0].duration_ns if fastest else prices.duration_ns(operation)
-        priced = choices[taped.operations[0]]
-        workspace = _workspace(taped, priced[0].workspace_bytes if priced else 0)
+        work = taped.operations
+        if work not in durations:
+            ways = choices[work] = algorithm_costs(prices, work)
+            durations[work] = ways[0].duration_ns if ways else sum(map(prices.duration_ns, work))
+        workspace = _workspace(taped, choices[work][0].workspace_bytes if choices[work] else 0)
         workspaces += workspace
-        algorithms += [AlgorithmChoice(taped.id, each.name, each.duration_ns, each.workspace_bytes) for each in priced]
-        kernels.append(_kernel(taped, sum(durations[operation] for operation in taped.operations), workspace))
+        algorithms += [AlgorithmChoice(taped.id, *way) for way in choices[work]]
+        kernels.append(_kernel(taped, durations[work], workspace))
     return Trace(info, tuple(kernels), (*_blocks(tape), *workspaces), tuple(algorithms), name=name)
 
 

@@ -24,7 +24,7 @@ from simgpu.workloads.decoders.config import read_decoder, read_model
 from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
 from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
+from simgpu.workloads.decoders.modelled_diffusion import diffusion_iteration
 from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
 from simgpu.workloads.decoders.options import TrainingOptions
 

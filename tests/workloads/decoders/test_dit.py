@@ -12,7 +12,7 @@ from simgpu.trace.check import check_trace
 from simgpu.workloads.decoders.config import model_of
 from simgpu.workloads.decoders.diffusion import DiffusionTransformer
 from simgpu.workloads.decoders.modelled import DecoderIteration
-from simgpu.workloads.decoders.modelled_dit import diffusion_iteration
+from simgpu.workloads.decoders.modelled_diffusion import diffusion_iteration
 from simgpu.workloads.decoders.options import TrainingOptions
 
 _CLASS = {"_class_name": "DiTTransformer2DModel"}
@@ -93,7 +93,7 @@ def test_earlier_name_of_the_class_describes_the_same_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not supported"),
+        ({"_class_name": "UNet3DModel"}, "_class_name: 'UNet3DModel' is not supported"),
         ({"_class_name": 3}, "_class_name: 3 is not supported"),
         ({"_class_name": "Transformer2DModel"}, "norm_type: 'layer_norm' is not modelled; give ada_norm_zero"),
         ({"cross_attention_dim": 768}, "cross_attention_dim: 768 is not modelled"),
@@ -117,7 +117,7 @@ def test_unsupported_values_of_a_configuration_are_refused(change: dict[str, Any
     [
         ({"batch": 0}, "batch: 0 is not a number from 1"),
         ({"dtype": "float8"}, "dtype: unknown value 'float8'"),
-        ({"attention": "eager"}, "eager attention of a DiT is not modelled; give sdpa"),
+        ({"attention": "eager"}, "eager attention of dit is not modelled; give sdpa"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"gpu": load_node("v100").gpu}, "has no fused attention for bfloat16 and heads of 16 values"),
     ],

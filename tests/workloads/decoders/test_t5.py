@@ -40,7 +40,7 @@ PUBLISHED = {
 def built(values: dict[str, Any], length: int = 32, **options: Any) -> DecoderIteration:
     model = model_of(values)
     assert isinstance(model, EncoderDecoder)
-    given = {name: options.pop(name) for name in ("batch", "gpu") if name in options}
+    given = {name: options.pop(name) for name in ("batch", "gpu", "target_length") if name in options}
     given = {"batch": 2, "length": options.pop("length", length), "gpu": load_node("h100").gpu, **given}
     return encoder_decoder_iteration(model, **given, options=TrainingOptions(**{"attention": "eager"} | options))
 

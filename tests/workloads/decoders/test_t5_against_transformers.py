@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from simgpu.trace.model import Phase
+from simgpu.trace.model import Phase, Trace
 from simgpu.trace.stats import trace_stats
 from tests.workloads.decoders.test_against_transformers import by_layer, signature
 from tests.workloads.decoders.test_t5 import PUBLISHED, built
-from tests.workloads.decoders.transformers_models import expected, recorded
+from tests.workloads.decoders.transformers_models import adapted, autocasting, expected, recorded
 
 BATCH, LENGTH = 2, 128
 _SIZES = {
@@ -41,8 +41,13 @@ SMALL: dict[str, dict[str, Any]] = {
 )
 def test_kernels_and_peaks_of_t5_equal_those_of_pytorch(name: str, dtype: str) -> None:
     """Every kernel in order, with the bytes it reads and writes and its modelled duration; the peak in bytes."""
-    mine = built(SMALL[name], LENGTH, batch=BATCH, dtype=dtype).trace
-    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, "eager")
+    compare(
+        built(SMALL[name], LENGTH, batch=BATCH, dtype=dtype).trace,
+        recorded(SMALL[name], BATCH, LENGTH, dtype, "eager"),
+    )
+
+
+def compare(mine: Trace, theirs: Trace) -> None:
     for phase in Phase:
         kernels = [
             [signature(kernel, trace) for kernel in trace.kernels if kernel.phase is phase] for trace in (mine, theirs)
@@ -51,6 +56,42 @@ def test_kernels_and_peaks_of_t5_equal_those_of_pytorch(name: str, dtype: str) -
     peaks = [trace_stats(trace).peak_recorded for trace in (mine, theirs)]
     assert peaks[0] is not None and peaks[1] is not None
     assert peaks[0].bytes == peaks[1].bytes
+
+
+#: Options of training, with the number format of the weights.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "autocast": {"dtype": "float32", "autocast": "bfloat16"},
+    "micro-batches": {"dtype": "bfloat16", "micro_batches": 2},
+    "autocast-in-micro-batches": {"dtype": "float32", "autocast": "bfloat16", "micro_batches": 2},
+    "lora": {"dtype": "bfloat16", "lora": 8, "lora_targets": ("q", "v")},
+    "lora-under-autocast": {"dtype": "float32", "autocast": "bfloat16", "lora": 8, "lora_targets": ("q", "o")},
+    "short-labels": {"dtype": "bfloat16", "target_length": 48},
+    "long-labels": {"dtype": "float32", "target_length": 160},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[] if (name, options) == ("t5", "autocast") else [pytest.mark.slow])
+        for name in SMALL
+        for options in OPTIONS
+    ],
+)
+def test_options_of_training_run_what_pytorch_does(name: str, options: str) -> None:
+    given = OPTIONS[options]
+    autocast, micro_batches = given.get("autocast"), given.get("micro_batches", 1)
+
+    def changed(model: Any) -> Any:
+        if "lora" in given:
+            model = adapted(given["lora"], given["lora_targets"])(model)
+        return model if autocast is None else autocasting(autocast)(model)
+
+    mine = built(SMALL[name], LENGTH, batch=BATCH, **given).trace
+    loop = {"targets": given.get("target_length"), "changed": changed}
+    if micro_batches > 1:
+        loop["micro_batches"] = micro_batches
+    compare(mine, recorded(SMALL[name], BATCH, LENGTH, given["dtype"], "eager", **loop))
 
 
 def block_of(path: str) -> str:

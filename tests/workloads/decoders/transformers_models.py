@@ -142,19 +142,21 @@ def recorded(
     dtype: str = "bfloat16",
     attention: str = "sdpa",
     *,
+    targets: int | None = None,
     changed: Callable[[Any], Any] = lambda module: module,
     optimizer: Callable[[Any], Any] = lambda weights: torch.optim.AdamW(weights, lr=1e-4),
     **options: Any,
 ) -> Trace:
     """One training iteration, followed on fake tensors for an H100.
 
+    targets: tokens of the labels of each sample, by default as many as its own.
     changed: returns the model to train from that of the configuration. optimizer: of its weights; AdamW by default.
     options: of `simgpu.recorder.record`.
     """
     samples = batch // options.get("micro_batches", 1)
 
     def workload() -> Workload:
-        tokens, labels = (torch.zeros(samples, length, dtype=torch.int64) for _ in range(2))
+        tokens, labels = (torch.zeros(samples, count, dtype=torch.int64) for count in (length, targets or length))
         module = changed(model(values, dtype, attention))
         return Workload(module, {"input_ids": tokens, "labels": labels}, (), lambda output: output.loss)
 
@@ -185,7 +187,7 @@ def adapted(rank: int, targets: tuple[str, ...]) -> Callable[[Any], Any]:
         module.requires_grad_(False)
         for name, part in list(module.named_modules()):
             parent, _, last = name.rpartition(".")
-            if isinstance(part, torch.nn.Linear) and last in targets:
+            if isinstance(part, torch.nn.Linear) and any(f".{name}".endswith(f".{each}") for each in targets):
                 setattr(module.get_submodule(parent), last, Adapted(part, rank))
         return module
 
