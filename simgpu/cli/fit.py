@@ -19,7 +19,7 @@ from simgpu.experiments.fit.gpu_table import GpuTable, fit_gpus
 from simgpu.experiments.fit.result import Fit
 from simgpu.io.atomic import atomic_file
 from simgpu.version import __version__
-from simgpu.workloads.decoders.options import AUTOCASTS, DTYPES, AttentionForm
+from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"

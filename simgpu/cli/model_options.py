@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from simgpu.cli.suggestions import suggest
-from simgpu.cli.zoo_decoder import is_configuration
+from simgpu.cli.zoo_configured import is_configuration
 from simgpu.errors import InputError, Problem
 from simgpu.recorder import BUILT_IN_OPTIMIZERS
 from simgpu.recorder.configured import ATTENTION, DTYPES, configured_model

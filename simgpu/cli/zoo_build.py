@@ -11,7 +11,7 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
-from simgpu.cli.zoo_decoder import build_decoder, decoder_options, is_configuration, refuse_options
+from simgpu.cli.zoo_configured import build_configured, configuration_options, is_configuration, refuse_options
 from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
@@ -71,7 +71,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Choice([each.value for each in Optimizer]),
     help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration.",
 )
-@decoder_options
+@configuration_options
 @click.option(
     "--epochs",
     metavar="N",
@@ -134,7 +134,7 @@ def build(
         others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}
         others |= {"compressibility": compressibility, "workspace-limit": workspace_limit != _WORKSPACE}
         refuse_options(others, "applies to networks of the zoo, not to a configuration")
-        build_decoder(network, output, force, batch, gpu, {**of_decoder, "optimizer": optimizer}, quiet)
+        build_configured(network, output, force, batch, gpu, {**of_decoder, "optimizer": optimizer}, quiet)
         return
     refuse_options(of_decoder, "applies to the configuration of a transformer or U-Net, not to a network of the zoo")
     limit = parse_size(workspace_limit, "--workspace-limit")

@@ -15,9 +15,9 @@ from simgpu.experiments.scenarios.load_sweep import load_sweep, make_sweep
 from simgpu.experiments.sweep.costs import FREE, CostCurve
 from simgpu.experiments.sweep.run import run_sweep
 from simgpu.trace.model import BlockKind, Phase, Trace
-from simgpu.workloads.decoders.config import decoder_of
-from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.options import TrainingOptions
+from simgpu.workloads.configured.config import decoder_of
+from simgpu.workloads.configured.modelled import decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
 from tests.cli.cli_helpers import simgpu as command
 
 SMALL = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}

@@ -17,7 +17,7 @@ from simgpu.trace.chain import chain
 from simgpu.trace.model import Phase, Trace
 from tests.policies.framework_runs import parts, peak, run, used, work
 from tests.semantics.random_traces import repeatable_traces
-from tests.workloads.decoders.test_decoder_iteration import SMALL, built
+from tests.workloads.configured.test_decoder_iteration import SMALL, built
 
 #: Four layers of 10 ns each way; the input of each is saved. A byte takes a nanosecond.
 LAYERS = {"blocks": ["L1", "L2", "L3", "L4"], "min_elements": 1}

@@ -10,7 +10,7 @@ from simgpu.policies.registry import policy_written
 from simgpu.simulation.run import Result
 from simgpu.trace.model import Trace
 from tests.policies.framework_runs import peak, run
-from tests.workloads.decoders.test_decoder_iteration import SMALL, built
+from tests.workloads.configured.test_decoder_iteration import SMALL, built
 
 #: A policy for each option of `simgpu/policies/FRAMEWORKS.md`.
 OPTIONS = (

@@ -16,8 +16,8 @@ from simgpu.hardware.nodes import load_node
 from simgpu.recorder import record
 from simgpu.recorder.configured import configured_model
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.decoders.config import read_decoder
-from simgpu.workloads.decoders.modelled import decoder_iteration
+from simgpu.workloads.configured.config import read_decoder
+from simgpu.workloads.configured.modelled import decoder_iteration
 
 _SIZES = {
     "hidden_size": 64,

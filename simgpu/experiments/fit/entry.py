@@ -20,7 +20,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import no_progress
 from simgpu.simulation.config import RunConfig, checked_setting
 from simgpu.trace.model import Trace
-from simgpu.workloads.decoders.entry import MOST_TOKENS
+from simgpu.workloads.configured.entry import MOST_TOKENS
 
 
 class FitSettings(TypedDict, total=False):
@@ -31,7 +31,7 @@ class FitSettings(TypedDict, total=False):
     length: tokens of each sample; without it the largest is searched, up to the positions of the configuration
     budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
     optimizer, dtype, autocast, attention, lora, lora_targets: of a modelled iteration, fields of
-    `simgpu.workloads.decoders.options.TrainingOptions`; by default adamw (of networks of the zoo sgd), bfloat16
+    `simgpu.workloads.configured.options.TrainingOptions`; by default adamw (of networks of the zoo sgd), bfloat16
     (float32 with autocast) and sdpa
     gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
     switches and the host; gradients are not exchanged

@@ -14,11 +14,11 @@ from simgpu.io.shipped import shipped_names
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.workloads.catalogue import NETWORKS, build
-from simgpu.workloads.decoders.config import Model, read_model
-from simgpu.workloads.decoders.decoder import Decoder
-from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
-from simgpu.workloads.decoders.entry import SampleSizes, longest, model_iteration, options_of
-from simgpu.workloads.decoders.options import LossForm, has_fused_loss
+from simgpu.workloads.configured.config import Model, read_model
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
+from simgpu.workloads.configured.entry import SampleSizes, longest, model_iteration, options_of
+from simgpu.workloads.configured.options import LossForm, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 

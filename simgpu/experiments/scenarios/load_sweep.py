@@ -13,7 +13,7 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.scenarios.catalogue import read_file
 from simgpu.experiments.scenarios.model import SCHEMA, ScenarioFile
 from simgpu.experiments.scenarios.modelled import ModelledTrace
-from simgpu.experiments.scenarios.modelled_decoder import DECODER, ModelledDecoder
+from simgpu.experiments.scenarios.modelled_configuration import DECODER, ModelledConfiguration
 from simgpu.experiments.scenarios.reading import Library, Reading, inside_named_trace
 from simgpu.experiments.scenarios.sweep import Given, PointLoading, Sweep
 from simgpu.experiments.scenarios.sweep_axes import Axis, SweepSection, axes_of, section_problems
@@ -339,7 +339,7 @@ class _SchemaLoading(PointLoading):
             self.attempt(lambda: find("traces", written, self._base("trace")), "trace")
         elif isinstance(written, dict) and DECODER in written:
             decoder = self.attempt(
-                lambda: validate(ModelledDecoder, written, lambda inner: self.where(f"trace.{inner}"))
+                lambda: validate(ModelledConfiguration, written, lambda inner: self.where(f"trace.{inner}"))
             )
             if decoder is not None:
                 self.build(lambda: decoder.model(self._base(f"trace.{DECODER}")), "trace")

@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.scenarios.modelled_decoder import ModelledDecoder
+from simgpu.experiments.scenarios.modelled_configuration import ModelledConfiguration
 from simgpu.hardware.spec import GpuSpec
 from simgpu.io.schema import FileModel, SizeOrZero
 from simgpu.trace.model import Trace
@@ -171,7 +171,7 @@ def _at_key(problem: Problem) -> Problem:
 class TraceEntry:
     """Pydantic metadata of a trace in a file: a name or folder, or a mapping, which is validated separately."""
 
-    models: ClassVar[tuple[type[FileModel], ...]] = (ModelledTrace, ModelledDecoder)
+    models: ClassVar[tuple[type[FileModel], ...]] = (ModelledTrace, ModelledConfiguration)
 
     @staticmethod
     def read(value: object) -> str | Mapping[str, Any]:
@@ -192,7 +192,7 @@ class TraceEntry:
 class SweptTraceEntry(TraceEntry):
     """Pydantic metadata of a trace or a sweep of batches."""
 
-    models = (ModelledTrace, ModelledDecoder, ModelledBatches, TraceBatches)
+    models = (ModelledTrace, ModelledConfiguration, ModelledBatches, TraceBatches)
 
 
 #: A trace in a file: a name, or a network to model.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyEntry
 from simgpu.experiments.scenarios.modelled import ModelledBatches, ModelledTrace, TraceBatches
-from simgpu.experiments.scenarios.modelled_decoder import DECODER, ModelledDecoder
+from simgpu.experiments.scenarios.modelled_configuration import DECODER, ModelledConfiguration
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
@@ -139,8 +139,10 @@ class Reading:
     def _decoder(
         self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object
     ) -> Trace | None:
-        """The trace of a decoder that is modelled from its configuration."""
-        entry = self.attempt(lambda: validate(ModelledDecoder, written, lambda inner: self.where(f"{place}.{inner}")))
+        """The trace of a model that is modelled from its configuration."""
+        entry = self.attempt(
+            lambda: validate(ModelledConfiguration, written, lambda inner: self.where(f"{place}.{inner}"))
+        )
         gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
             return None

@@ -20,13 +20,13 @@ from simgpu.hardware.spec import HostSpec
 from simgpu.planning.search.bisection import largest_by_guess
 from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
-from simgpu.workloads.decoders.config import read_decoder, read_model
-from simgpu.workloads.decoders.diffusion import DiffusionTransformer
-from simgpu.workloads.decoders.encoder_decoder import EncoderDecoder
-from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.modelled_diffusion import diffusion_iteration
-from simgpu.workloads.decoders.modelled_t5 import encoder_decoder_iteration
-from simgpu.workloads.decoders.options import TrainingOptions
+from simgpu.workloads.configured.config import read_decoder, read_model
+from simgpu.workloads.configured.diffusion import DiffusionTransformer
+from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
+from simgpu.workloads.configured.modelled import decoder_iteration
+from simgpu.workloads.configured.modelled_diffusion import diffusion_iteration
+from simgpu.workloads.configured.modelled_t5 import encoder_decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
 
 NODE = simgpu.load_node("rtx4090")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}

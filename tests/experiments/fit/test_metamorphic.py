@@ -19,9 +19,9 @@ from simgpu.experiments.fit.workloads import workload_of
 from simgpu.simulation.config import RunConfig
 from simgpu.trace.model import BlockKind
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.decoders.config import read_decoder
-from simgpu.workloads.decoders.modelled import decoder_iteration
-from simgpu.workloads.decoders.options import TrainingOptions
+from simgpu.workloads.configured.config import read_decoder
+from simgpu.workloads.configured.modelled import decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
 
 NODE = simgpu.load_node("rtx4090")
 MIB = 2**20

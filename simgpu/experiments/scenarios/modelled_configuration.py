@@ -1,0 +1,87 @@
+"""Traces of models in scenario files: a Hugging Face configuration, modelled at a batch and sizes of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from simgpu.hardware.spec import GpuSpec
+from simgpu.io.schema import FileModel
+from simgpu.trace.model import Trace
+from simgpu.workloads.configured.config import Model, model_of, read_model
+from simgpu.workloads.configured.entry import SampleSizes, model_iteration, options_of
+from simgpu.workloads.configured.options import TrainingOptions
+
+#: The key that distinguishes such a trace from a network of the zoo.
+DECODER = "decoder"
+
+
+def _path_or_keys(value: object) -> object:
+    if (isinstance(value, str) and value) or isinstance(value, dict):
+        return value
+    raise ValueError(f"{value!r} is neither a file nor the keys of a configuration: write a config.json")
+
+
+class ModelledConfiguration(FileModel):
+    """One training iteration of a transformer or a U-Net; the keys are those of ``simgpu zoo build``."""
+
+    decoder: Annotated[str | dict[str, Any], BeforeValidator(_path_or_keys)] = Field(
+        description="its config.json, or the folder of it, relative to this file; or the keys of that file"
+    )
+    name: str | None = Field(default=None, min_length=1, description="of the model; by default that of the folder")
+    batch: int = Field(default=1, ge=1, description="samples in the iteration")
+    length: int | None = Field(default=None, ge=1, description="tokens of each sample; not for DiT; of a U-Net's text")
+    target_length: int | None = Field(
+        default=None, ge=1, description="tokens of the labels of each sample of T5; by default as many as its own"
+    )
+    sample_size: int | None = Field(
+        default=None, ge=1, description="side of a U-Net's latent images; by default that of its configuration"
+    )
+    gpu: str | None = Field(
+        default=None, min_length=1, description="the node whose GPU it is modelled for; by default the file's node"
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
+        default=None, description="number format of weights; by default bfloat16, and float32 with autocast"
+    )
+    autocast: Literal["bfloat16", "float16"] | None = Field(
+        default=None, description="lower precision of torch.autocast for forward and loss; none by default"
+    )
+    attention: Literal["sdpa", "eager"] | None = Field(
+        default=None, description="PyTorch's fused operator, or products; by default sdpa, and eager for T5"
+    )
+    loss: Literal["eager", "chunked", "fused"] = Field(
+        default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
+    )
+    grad_scaler: bool = Field(default=False, description="torch.amp.GradScaler, with autocast to float16")
+    master_weights: Literal["copied", "main-grad"] | None = Field(
+        default=None, description="float32 copies of weights; gradients copied too, or added up in float32"
+    )
+    micro_batches: int = Field(default=1, ge=1, description="equal parts of the batch before one optimizer step")
+    lora: int | None = Field(default=None, ge=1, description="rank of LoRA's adapters, which alone are trained")
+    lora_targets: tuple[str, ...] | None = Field(
+        default=None, description="with lora: linear layers that are adapted, or [all-linear]; default the family's"
+    )
+    optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
+        default="adamw", description="optimizer of the weights"
+    )
+
+    def model(self, base: Path | None) -> Model:
+        """The model. base: folder of relative paths. Raises the errors of `read_model`."""
+        if isinstance(self.decoder, Mapping):
+            return model_of(self.decoder)
+        return read_model((base or Path()) / self.decoder)
+
+    def trace(self, base: Path | None, gpu: GpuSpec, gpu_name: str) -> Trace:
+        """The trace, named like the folder that ``simgpu zoo build`` would write. An `InputError` names keys."""
+        model = self.model(base)
+        sizes = SampleSizes(**self.model_dump(include=set(SampleSizes.__dataclass_fields__)))
+        options = options_of(model, self.model_dump(include=set(TrainingOptions.__dataclass_fields__)))
+        built = model_iteration(model, sizes, batch=self.batch, gpu=gpu, options=options).trace
+        name = self.name or model.name
+        return replace(
+            built, info=replace(built.info, model=name), name=f"{name}-b{self.batch}{sizes.described()}-{gpu_name}"
+        )

@@ -1,0 +1,351 @@
+"""`read_decoder` reads a Hugging Face ``config.json`` into a `Decoder`.
+
+Defaults of missing keys are those of the configuration classes of transformers 4.51. Keys that decide neither weights
+nor kernels (token numbers, initialization, text generation) are ignored, as transformers itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from simgpu.errors import InputError, did_you_mean
+from simgpu.io.input_files import parse_json, read_text
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
+from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
+from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.configured.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
+from simgpu.workloads.configured.unet_config import UNET, UNet, unet
+
+#: Largest file that is read, bytes. Published ones have a few kB.
+_LIMIT = 2**20
+_WHAT = "a configuration (JSON text file)"
+#: Rotary embeddings whose frequencies do not depend on the length at run time.
+_ROTARY = ("default", "linear", "llama3", "yarn")
+
+
+def read_decoder(path: str | Path) -> Decoder:
+    """The decoder that a ``config.json`` describes.
+
+    path: the file, or the folder that contains it. Raises `InputError` for a file that cannot be read, an unsupported
+    ``model_type`` or option, and for sizes that do not fit together, all problems in one error.
+
+    >>> import json, tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "config.json"
+    >>> sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    >>> _ = file.write_text(json.dumps({"model_type": "llama", **sizes}))
+    >>> decoder = read_decoder(file)
+    >>> decoder.layers, decoder.head_width, decoder.vocabulary
+    (2, 16, 32000)
+    >>> _ = file.write_text('{"model_type": "bert"}')
+    >>> read_decoder(file)
+    Traceback (most recent call last):
+    simgpu.errors.InputError: ...config.json: model_type: 'bert' is not supported; ...
+    """
+    return decoder_of(*_read(path))
+
+
+#: What a configuration describes.
+Model = Decoder | EncoderDecoder | DiffusionTransformer | UNet
+
+
+def read_model(path: str | Path) -> Model:
+    """The model that a ``config.json`` describes: a decoder, T5, a DiT or a U-Net. See `read_decoder`."""
+    return model_of(*_read(path))
+
+
+def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
+    """The keys and values of a file, or of that in a folder, its name for messages, and the folder's name."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    values = parse_json(read_text(file, _WHAT, REMEDY, _LIMIT), file, REMEDY)
+    if not isinstance(values, dict):
+        raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", REMEDY)
+    return values, str(file), file.absolute().parent.name
+
+
+def model_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Model:
+    """The model that the keys and values of a configuration describe. See `read_model` and `decoder_of`.
+
+    >>> model_of({"model_type": "t5", "d_model": 64}).encoder_layers
+    6
+    """
+    is_diffusion = "model_type" not in values and "_class_name" in values
+    if not is_diffusion and values.get("model_type") != "t5":
+        return decoder_of(values, source, name)
+    keys = Keys(values, source)
+    model: EncoderDecoder | DiffusionTransformer | UNet
+    if not is_diffusion:
+        model = t5(keys, _name(values, name) or "t5")
+        _check(keys, model.decoder)
+    elif values["_class_name"] == UNET:
+        model = unet(keys, _name(values, name) or "unet")
+        _check_quantization(keys)
+    else:
+        model = diffusion_transformer(keys, _name(values, name) or "dit")
+        _check(keys, model.decoder)
+    if keys.problems:
+        raise InputError(keys.problems)
+    return model
+
+
+def _name(values: Mapping[str, Any], name: str) -> str:
+    """The last part of the name in a configuration, else of `name`."""
+    given = values.get("_name_or_path")
+    named = given if isinstance(given, str) and given.strip("./") else name
+    return named.strip("/").rpartition("/")[2]
+
+
+def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Decoder:
+    """The decoder that the keys and values of a configuration describe; source: for messages. See `read_decoder`.
+
+    name: of the model where the configuration does not contain one (``_name_or_path``).
+    """
+    family = values.get("model_type")
+    if not isinstance(family, str) or family not in _FAMILIES:
+        what = "is missing" if family is None else f"{family!r} is not supported"
+        remedy = did_you_mean(str(family), SUPPORTED) if family is not None else f"give one of {', '.join(SUPPORTED)}"
+        raise InputError.single(source, "model_type", what, remedy)
+    keys = Keys(values, source)
+    sizes = _FAMILIES[family](keys)
+    decoder = Decoder(family=family, name=_name(values, name) or family, **sizes)
+    _check(keys, decoder)
+    if keys.problems:
+        raise InputError(keys.problems)
+    return decoder
+
+
+def _check(keys: Keys, decoder: Decoder) -> None:
+    """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
+    _check_quantization(keys)
+    rotary = keys.values.get("rope_scaling")
+    if rotary is not None:
+        kind = rotary.get("rope_type", rotary.get("type")) if isinstance(rotary, dict) else rotary
+        if kind not in _ROTARY:
+            remedy = f"give null or one of {', '.join(_ROTARY)}"
+            keys.refuse("rope_scaling", f"{kind!r:.40} is not a supported type", remedy)
+    if keys.problems:
+        return
+    if decoder.heads % decoder.key_heads:
+        what = f"{decoder.heads} query heads are no multiple of {decoder.key_heads} key heads"
+        keys.refuse("num_key_value_heads", what, REMEDY)
+    if decoder.rotary_width % 2 or decoder.rotary_width > decoder.head_width:
+        what = f"{decoder.rotary_width} of {decoder.head_width} values of a head cannot be rotated in pairs"
+        keys.refuse("head width", what, "give heads of an even width")
+
+
+def _check_quantization(keys: Keys) -> None:
+    if keys.values.get("quantization_config") is not None:
+        keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
+
+
+def _llama(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": keys.flag("mlp_bias", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
+def _mistral(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 14336, "vocabulary": 32000}
+    sizes = common_sizes(keys, defaults, positions=131072)
+    head = head_width(keys, sizes)
+    absent = "num_key_value_heads" not in keys.values
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 8 if absent else None),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "window": keys.window(4096),
+    }
+
+
+def _qwen(keys: Keys) -> dict[str, Any]:
+    """What Qwen2 and Qwen3 share. Their window adds a mask whatever ``use_sliding_window`` says."""
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 22016, "vocabulary": 151936}
+    sizes = common_sizes(keys, defaults, positions=32768)
+    absent = "num_key_value_heads" not in keys.values
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 32 if absent else None),
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "window": keys.window(4096),
+    }
+
+
+def _qwen2(keys: Keys) -> dict[str, Any]:
+    sizes = _qwen(keys)
+    head = head_width(keys, sizes)
+    return {**sizes, "head_width": head, "rotary_width": head, "query_bias": True}
+
+
+def _qwen3(keys: Keys) -> dict[str, Any]:
+    sizes = _qwen(keys)
+    head, bias = head_width(keys, sizes, 128), keys.flag("attention_bias", False)
+    names = {"head_width": head, "rotary_width": head, "query_bias": bias, "output_bias": bias}
+    return {**sizes, **names, "normalized_heads": True}
+
+
+def _gemma_sizes(keys: Keys, defaults: dict[str, int], key_count: int, activation: str) -> dict[str, Any]:
+    """What both versions have in common. activation: the key that names the activation."""
+    sizes = common_sizes(keys, {**defaults, "vocabulary": 256000}, positions=8192)
+    head, bias = head_width(keys, sizes, 256), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, key_count),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation(activation, "gelu_pytorch_tanh"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": bias,
+        "output_bias": bias,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
+def _gemma(keys: Keys) -> dict[str, Any]:
+    # transformers 4.51 reads the older key, whatever hidden_activation says.
+    return _gemma_sizes(keys, {"layers": 28, "width": 3072, "heads": 16, "inner": 24576}, 16, "hidden_act")
+
+
+def _gemma2(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216}
+    return {
+        **_gemma_sizes(keys, defaults, 4, "hidden_activation"),
+        "window": keys.number("sliding_window", 4096, 2**40),
+        "capped_scores": keys.values.get("attn_logit_softcapping", 50.0) is not None,
+        "capped_logits": keys.values.get("final_logit_softcapping", 30.0) is not None,
+    }
+
+
+def _phi3(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
+    sizes = common_sizes(keys, defaults, positions=4096)
+    head = head_width(keys, sizes)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 1.0)),
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "dropout": keys.fraction("resid_pdrop", 0.0),
+        "window": keys.window(None),
+    }
+
+
+def _phi(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 24, "width": 2048, "heads": 32, "inner": 8192, "vocabulary": 51200}
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head = head_width(keys, sizes)
+    if keys.flag("qk_layernorm", False):
+        keys.refuse("qk_layernorm", "normalized queries and keys are not modelled for phi", "give false")
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 0.5)),
+        "activation": keys.activation("hidden_act", "gelu_new"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": True,
+        "output_bias": True,
+        "inner_bias": True,
+        "parallel": True,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "embedding_dropout": keys.fraction("embd_pdrop", 0.0),
+        "dropout": keys.fraction("resid_pdrop", 0.0),
+    }
+
+
+def _gpt_neox(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 44, "width": 6144, "heads": 64, "inner": 24576, "vocabulary": 50432}
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head = max(1, sizes["width"] // sizes["heads"])
+    if sizes["width"] % sizes["heads"]:
+        what = f"{sizes['width']} values do not divide into {sizes['heads']} heads"
+        keys.refuse("hidden_size", what, REMEDY)
+    bias, dropout = keys.flag("attention_bias", True), keys.fraction("hidden_dropout", 0.0)
+    return {
+        **sizes,
+        "key_heads": sizes["heads"],
+        "head_width": head,
+        "rotary_width": int(head * keys.fraction("rotary_pct", 0.25)),
+        "activation": keys.activation("hidden_act", "gelu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": True,
+        "parallel": keys.flag("use_parallel_residual", True),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "embedding_dropout": dropout,
+        "dropout": dropout,
+    }
+
+
+def _gpt2(keys: Keys) -> dict[str, Any]:
+    width, heads = keys.number("n_embd", 768), keys.number("n_head", 12, MOST["heads"])
+    if width % heads:
+        keys.refuse("n_embd", f"{width} values do not divide into {heads} heads", REMEDY)
+    if keys.flag("add_cross_attention", False):
+        keys.refuse("add_cross_attention", "attention to an encoder is not modelled", "give false")
+    if keys.values.get("pruned_heads"):
+        keys.refuse("pruned_heads", "pruned heads are not modelled", "remove the key")
+    return {
+        "layers": keys.number("n_layer", 12, MOST["layers"]),
+        "width": width,
+        "heads": heads,
+        "key_heads": heads,
+        "head_width": max(1, width // heads),
+        "inner": keys.number("n_inner", 4 * width),
+        "vocabulary": keys.number("vocab_size", 50257, MOST["vocabulary"]),
+        "positions": keys.number("n_positions", 1024, MOST["positions"]),
+        "activation": keys.activation("activation_function", "gelu_new"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": True,
+        "output_bias": True,
+        "inner_bias": True,
+        "embedding_dropout": keys.fraction("embd_pdrop", 0.1),
+        "attention_dropout": keys.fraction("attn_pdrop", 0.1),
+        "dropout": keys.fraction("resid_pdrop", 0.1),
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "phi3": _phi3,
+    "phi": _phi,
+    "gpt_neox": _gpt_neox,
+    "gpt2": _gpt2,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "olmoe": olmoe,
+}
+#: The values of ``model_type`` of decoders, and all supported ones.
+FAMILIES = tuple(_FAMILIES)
+SUPPORTED = (*FAMILIES, "t5")

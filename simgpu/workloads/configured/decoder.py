@@ -1,0 +1,94 @@
+"""`Decoder` describes a decoder-only transformer, by what decides its weights, kernels and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward parts of which a router chooses some for each token.
+
+    count: in each layer. chosen: for each token. inner: width of each.
+    shared: width of one that every token passes; 0 for none.
+    normalized: whether the weights of those chosen are divided by their sum.
+    step: every how many layers there are experts. dense: numbers of other layers without them.
+    """
+
+    count: int
+    chosen: int
+    inner: int
+    shared: int = 0
+    normalized: bool = True
+    step: int = 1
+    dense: frozenset[int] = frozenset()
+
+    def rows(self, tokens: int) -> tuple[int, ...]:
+        """Tokens of each expert if the router balances them: the remainder is given to the first experts, one each.
+
+        >>> Experts(count=8, chosen=2, inner=64).rows(9)
+        (3, 3, 2, 2, 2, 2, 2, 2)
+        """
+        each, rest = divmod(tokens * self.chosen, self.count)
+        return (each + 1,) * rest + (each,) * (self.count - rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder-only transformer; `simgpu.workloads.configured.config.read_decoder` reads one from a file.
+
+    family: ``model_type`` of its configuration. name: of the model, for traces.
+    layers, width, heads, key_heads, head_width, inner, vocabulary: sizes; inner: of the feed-forward part.
+    positions: rows of a trained position table, or the length that the model was made for; not a limit then.
+    activation: name of transformers' activation function.
+    tied: whether the output layer uses the table of the embedding.
+    query_bias, output_bias, inner_bias: of the products for queries, keys and values; for attention's result; and of
+        the feed-forward part.
+    rotary_width: values of a head that are rotated; 0 for trained positions.
+    normalized_heads: whether queries and keys are normalized.
+    parallel: whether attention and feed-forward part read the same value.
+    embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
+    window: tokens from which on transformers adds a mask for a sliding window; None for never. Gemma 2 always adds one.
+    experts: what replaces the feed-forward part in a mixture of experts.
+    capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
+    """
+
+    family: str
+    name: str
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    inner: int
+    vocabulary: int
+    positions: int
+    activation: str
+    tied: bool
+    query_bias: bool = False
+    output_bias: bool = False
+    inner_bias: bool = False
+    rotary_width: int = 0
+    normalized_heads: bool = False
+    parallel: bool = False
+    embedding_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    dropout: float = 0.0
+    window: int | None = None
+    capped_scores: bool = False
+    capped_logits: bool = False
+    experts: Experts | None = None
+
+    @property
+    def groups(self) -> int:
+        """Number of query heads for each head of keys and values."""
+        return self.heads // self.key_heads
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""
+        experts = self.experts
+        return experts is not None and layer not in experts.dense and (layer + 1) % experts.step == 0
+
+    def needs_mask(self, length: int) -> bool:
+        """Whether transformers adds a mask to fused attention of samples of this many tokens."""
+        return self.family == "gemma2" or (self.window is not None and length >= self.window)

@@ -1,0 +1,181 @@
+"""`decoder_iteration` models one training iteration of a decoder-only transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.spec import GpuSpec
+from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
+from simgpu.version import __version__
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.experts import ROUTING_NOTE
+from simgpu.workloads.configured.gpt2 import Gpt2Model
+from simgpu.workloads.configured.iteration import check_targets, train
+from simgpu.workloads.configured.llama import LlamaModel
+from simgpu.workloads.configured.losses import LOSSES, LossModel
+from simgpu.workloads.configured.neox import NeoxModel
+from simgpu.workloads.configured.options import CHUNKS, AttentionForm, LossForm, TrainingOptions, size_problems
+from simgpu.workloads.configured.parts import Build
+from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.traced import trace_of_session
+from simgpu.workloads.timemodel.formats import model_notes
+
+_DEFAULT = TrainingOptions()
+_MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
+    {"gpt2": Gpt2Model, "gpt_neox": NeoxModel, "phi": NeoxModel}
+)
+
+
+class SavedBlock(NamedTuple):
+    """A block that autograd keeps for backward, and the layer that saved it first."""
+
+    block: Block
+    layer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledIteration:
+    """One modelled training iteration.
+
+    trace: its saved tensors state what autograd keeps for backward.
+    parameters: number of trained parameters; a table that two layers share counts once.
+    micro_batches: how often forward and backward run.
+    """
+
+    trace: Trace
+    parameters: int
+    micro_batches: int = 1
+
+    @property
+    def saved(self) -> list[SavedBlock]:
+        """The blocks other than weights that autograd keeps for backward, in the order in which forward saves them.
+
+        Those of the first micro-batch: each next one saves as many once those before are freed.
+        """
+        blocks, rows = self.trace.block_by_id, self.trace.saved[: len(self.trace.saved) // self.micro_batches]
+        first = {row.block: row.layer or "" for row in reversed(rows)}
+        kept = (SavedBlock(blocks[name], first[name]) for name in dict.fromkeys(row.block for row in rows))
+        return [each for each in kept if each.block.kind is not BlockKind.WEIGHT]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that autograd keeps for backward of a micro-batch, without weights."""
+        return sum(each.block.bytes for each in self.saved)
+
+
+def decoder_iteration(
+    decoder: Decoder, *, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions = _DEFAULT
+) -> ModelledIteration:
+    """One training iteration of a decoder, with the kernels that PyTorch runs for the modules of transformers 4.51.
+
+    batch: samples, of all micro-batches together. length: tokens in each.
+    The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
+    holds the logits and the loss to the end of the iteration.
+    Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
+    the GPU's description lacks values that the time model needs.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.workloads.configured.config import decoder_of
+    >>> gpt2 = decoder_of({"model_type": "gpt2"})
+    >>> result = decoder_iteration(gpt2, batch=1, length=1024, gpu=load_node("h100").gpu)
+    >>> result.parameters, result.trace.info.origin.value
+    (124439808, 'modelled')
+    """
+    products = options.products
+    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=decoder.needs_mask(length))
+    problems = _problems(decoder, batch, length, gpu, options, fused)
+    if problems:
+        raise InputError(problems)
+    operator = fused if options.attention == AttentionForm.SDPA else None
+    session = _session(decoder, batch=batch, length=length, fused=operator, options=options)
+    notes, sizes = _notes(decoder, length, options), f"{batch} samples of {length} tokens"
+    return finished(session, TraceOf(decoder.name, batch, notes, sizes), gpu, options)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOf:
+    """What describes a trace. sizes: of its batch, for messages."""
+
+    model: str
+    batch: int
+    notes: str
+    sizes: str
+
+
+def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptions) -> ModelledIteration:
+    """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it."""
+    products = options.products
+    info = TraceInfo(
+        model=of.model,
+        batch=of.batch,
+        device=gpu.name,
+        dtype=options.dtype,
+        origin=Origin.MODELLED,
+        tool=f"simgpu zoo {__version__}",
+        notes=" ".join((of.notes, *model_notes(gpu, [products]))),
+        output=OutputLife.HELD,
+        compute=products if options.autocast is None else f"{products} (autocast)",
+    )
+    trace = trace_of_session(session, gpu, info)
+    if trace is None:
+        what = f"{of.sizes} need more bytes or operations than a trace can hold"
+        raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
+    return ModelledIteration(trace, sum(weight.count for weight in session.weights), options.micro_batches)
+
+
+def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
+    """fused: the operator for attention; None for eager attention, which GPT-2 does not have here."""
+    session = Session()
+    lora = options.adapters(decoder.family)
+    build = Build(session=session, decoder=decoder, dtype=options.dtype, fused=fused, lora=lora)
+    model = _MODELS.get(decoder.family, LlamaModel)(build)
+    check_targets(lora, build.linear)
+    session.tape.layer = None
+    shape = batch // options.micro_batches, length
+    tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
+    labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
+
+    def forward() -> tuple[Tensor, ...]:
+        with session.autocasting(options.autocast):
+            return tuple(LOSSES[LossForm(options.loss)](session, model, tokens, labels, options))
+
+    train(session, options, forward)
+    return session
+
+
+def _problems(
+    decoder: Decoder, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions, fused: str | None
+) -> list[Problem]:
+    problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
+    problems += size_problems(batch=batch, length=length)
+    if decoder.rotary_width == 0 and length > decoder.positions:
+        what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
+        problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
+    tokens = batch * length // max(1, options.micro_batches)
+    if decoder.experts is not None and 0 in decoder.experts.rows(tokens):
+        what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
+        problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))
+    valid = batch * (length - 1) // max(1, options.micro_batches)
+    if options.loss == LossForm.CHUNKED and valid < CHUNKS:
+        what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
+        problems.append(Problem("", "length", what, "give a larger batch or length, or the loss eager"))
+    if not problems and options.attention == AttentionForm.SDPA and fused is None:
+        problems.append(options.problem_of_heads(gpu.name, decoder.head_width))
+    return problems
+
+
+def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
+    return (
+        f"{decoder.family} from its configuration, {length} tokens a sample, {options.described(decoder.family)}. "
+        "Kernels and saved tensors as PyTorch runs the modules of transformers "
+        "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
+        "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
+        "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
+        f"{ROUTING_NOTE if decoder.experts is not None else ''}"
+    )

@@ -1,0 +1,225 @@
+"""`TrainingOptions`: how a decoder is trained, apart from its batch, its samples' length and the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from simgpu.errors import Problem, did_you_mean
+from simgpu.workloads.configured.adapters import Lora
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
+
+#: Number formats of weights.
+DTYPES = ("bfloat16", "float16", "float32")
+#: Lower precisions of autocast.
+AUTOCASTS = ("bfloat16", "float16")
+_OF_IMAGES = ("to_k", "to_q", "to_v", "to_out.0")
+#: Linear layers that are adapted by default: peft's for T5 (``peft/utils/constants.py``), and those of diffusers'
+#: training scripts (``train_text_to_image_lora.py``) for models of images.
+DEFAULT_TARGETS = MappingProxyType({"t5": ("q", "v"), "dit": _OF_IMAGES, "unet": _OF_IMAGES})
+#: Larger batches and lengths are typing errors and may overflow the time model.
+_MOST = 2**40
+
+
+class AttentionForm(StrEnum):
+    """Implementations of attention in transformers."""
+
+    SDPA = "sdpa"  # PyTorch's fused operator, the default
+    EAGER = "eager"  # products, softmax and mask, one after another
+
+
+class LossForm(StrEnum):
+    """Ways to compute the logits and their cross-entropy."""
+
+    EAGER = "eager"  # all logits at once, as transformers does
+    CHUNKED = "chunked"  # torchtune's LinearCrossEntropyLoss
+    FUSED = "fused"  # Liger-Kernel's fused linear cross-entropy
+
+
+class MasterForm(StrEnum):
+    """Where the gradients of weights with float32 copies are converted."""
+
+    COPIED = "copied"  # before the optimizer step
+    MAIN_GRAD = "main-grad"  # in backward, which adds them to gradients in float32
+
+
+#: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
+CHUNKS = 8
+_LOSSES = {
+    LossForm.CHUNKED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, not compiled",
+    LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
+}
+_MASTERS = {
+    MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",
+    MasterForm.MAIN_GRAD: "float32 copies of the weights, and gradients added up in float32",
+}
+#: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
+_OF_LIGER = frozenset(("gemma", "gemma2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe"))
+
+
+def has_fused_loss(decoder: Decoder) -> bool:
+    """Whether Liger-Kernel has a fused loss for this decoder."""
+    return decoder.family in _OF_LIGER
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How a decoder is trained. Values are checked where they are used, all at once.
+
+    dtype: number format of the weights, their gradients and the optimizer state, and without autocast of activations:
+        one of `DTYPES`.
+    autocast: format of products under ``torch.autocast``, one of `AUTOCASTS`; None: no autocast. Forward, and the loss
+        that a language model computes, run inside the context, backward outside. Other operators have the formats of
+        CUDA's lists.
+    attention: a value of `AttentionForm`.
+    loss: a value of `LossForm`.
+    optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
+    master_weights: a value of `MasterForm`, for float32 copies of bfloat16 weights; None for none.
+    grad_scaler: whether the loss is scaled and gradients are divided by the scale, as float16 needs.
+    micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
+    lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
+    lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits; by
+        default `DEFAULT_TARGETS` of the family, or q_proj and v_proj.
+
+    >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
+    'bfloat16'
+    """
+
+    dtype: str = "bfloat16"
+    autocast: str | None = None
+    attention: str = "sdpa"
+    loss: str = "eager"
+    optimizer: str = "adamw"
+    master_weights: str | None = None
+    grad_scaler: bool = False
+    micro_batches: int = 1
+    lora: int | None = None
+    lora_targets: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
+        """The options of which some are given by name; None for a default. With autocast, weights are in float32.
+
+        >>> TrainingOptions.of({"autocast": "bfloat16", "optimizer": None}).dtype
+        'float32'
+        """
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return cls(**({"dtype": "float32"} if "autocast" in chosen else {}) | chosen)
+
+    @property
+    def products(self) -> str:
+        """The number format of linear layers and attention."""
+        return self.autocast or self.dtype
+
+    def adapters(self, family: str) -> Lora | None:
+        """What is adapted in a model of this family; None if all weights are trained.
+
+        >>> TrainingOptions(lora=8).adapters("t5").targets
+        ('q', 'v')
+        """
+        if self.lora is None:
+            return None
+        return Lora(self.lora, self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj")))
+
+    def problems(self, family: str, batch: int) -> list[Problem]:
+        """What is wrong with the values, and what a model of this family or this batch does not support."""
+        problems = [
+            Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
+            for place, value, known in (
+                ("dtype", self.dtype, list(DTYPES)),
+                ("autocast", self.autocast, list(AUTOCASTS)),
+                ("attention", self.attention, [str(each) for each in AttentionForm]),
+                ("loss", self.loss, [str(each) for each in LossForm]),
+                ("master_weights", self.master_weights, [str(each) for each in MasterForm]),
+                ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
+            )
+            if value is not None and value not in known
+        ]
+        if self.attention == AttentionForm.EAGER and family == "gpt2":
+            problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
+        problems += self._problems_of_scaler()
+        if self.master_weights is not None and (self.dtype != "bfloat16" or self.lora is not None):
+            trained = "LoRA's adapters" if self.lora is not None else f"weights of {self.dtype}"
+            what = f"float32 copies of {trained} are not modelled"
+            problems.append(Problem("", "master_weights", what, "give bfloat16 weights, all trained, or leave it out"))
+        if self.lora is not None and self.lora < 1:
+            problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
+        if self.lora is not None and family == "gpt2":
+            problems.append(Problem("", "lora", "LoRA of GPT-2's Conv1D layers is not modelled", "leave it out"))
+        if self.micro_batches < 1 or batch % self.micro_batches:
+            what = f"a batch of {batch} cannot be split into {self.micro_batches} equal micro-batches"
+            problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
+        return problems
+
+    def _problems_of_scaler(self) -> Iterator[Problem]:
+        """What scaling gradients does not support."""
+        if self.grad_scaler and self.autocast != "float16":
+            what = "gradients are scaled for float32 weights under autocast to float16"
+            yield Problem("", "grad_scaler", what, "give autocast float16, or leave it out")
+        if self.grad_scaler and self.optimizer == Optimizer.ADAMW_FUSED:
+            what = "fused AdamW, which unscales gradients itself, is not modelled"
+            yield Problem("", "grad_scaler", what, "give the optimizer adamw")
+
+    def problems_of_loss(self, decoder: Decoder) -> Iterator[Problem]:
+        """What the form of the loss does not support."""
+        if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
+            what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
+            yield Problem("", "loss", what, "give eager or chunked")
+        elif self.loss == LossForm.FUSED and self.autocast is not None:
+            yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
+        if self.loss == LossForm.CHUNKED and decoder.capped_logits:
+            what = f"the chunked loss with the limited logits of {decoder.family} is not modelled"
+            yield Problem("", "loss", what, "give eager or fused")
+
+    def problems_of_plain(self, family: str) -> list[Problem]:
+        """What a family that knows none of the options of decoders alone does not support."""
+        chosen = {
+            "loss": self.loss != LossForm.EAGER,
+            "master_weights": self.master_weights,
+            "grad_scaler": self.grad_scaler,
+        }
+        return [
+            Problem("", place, f"of {family} is not modelled", "leave it out")
+            for place, value in chosen.items()
+            if value
+        ]
+
+    def problem_of_heads(self, gpu: str, width: int) -> Problem:
+        """That a GPU has no fused attention for heads of this width."""
+        what = f"{gpu} has no fused attention for {self.products} and heads of {width} values"
+        return Problem("", "attention", what, "give eager where the model has it, or another number format or GPU")
+
+    def described(self, family: str) -> str:
+        """A sentence for notes, without its full stop."""
+        parts = [f"{self.attention} attention"]
+        if self.loss != LossForm.EAGER:
+            parts.append(_LOSSES[LossForm(self.loss)])
+        if self.autocast is not None:
+            parts.append(f"autocast to {self.autocast}")
+        if self.grad_scaler:
+            parts.append("gradients scaled by torch.amp.GradScaler, all finite")
+        if self.master_weights is not None:
+            parts.append(_MASTERS[MasterForm(self.master_weights)])
+        if (lora := self.adapters(family)) is not None:
+            targets = ", ".join(lora.targets)
+            parts.append(f"LoRA of rank {lora.rank} on {targets}, in float32 and without dropout, all else frozen")
+        if self.micro_batches > 1:
+            parts.append(f"gradients accumulated over {self.micro_batches} micro-batches")
+        return f"{', '.join(parts)}, updated by {UPDATES[Optimizer(self.optimizer)]}"
+
+
+def size_problems(least: int = 1, **sizes: int) -> list[Problem]:
+    """What is wrong with numbers of samples, tokens and pixels, by name. least: the smallest one that is supported.
+
+    >>> [problem.place for problem in size_problems(batch=0, length=8)]
+    ['batch']
+    """
+    return [
+        Problem("", place, f"{value} is not a number from {least} to {_MOST}", f"give at least {least}")
+        for place, value in sizes.items()
+        if not least <= value <= _MOST
+    ]

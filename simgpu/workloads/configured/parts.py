@@ -1,0 +1,317 @@
+"""Parts that several decoders share: normalization, activations, rotary positions, attention of separate heads."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.configured.adapters import Adapter, Lora
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.eager.attention import attention
+from simgpu.workloads.eager.normalization import layer_norm, softmax
+from simgpu.workloads.eager.pointwise import (
+    activation,
+    add,
+    add_number,
+    cast,
+    cat,
+    dropout,
+    elementwise,
+    mean,
+    mul,
+    neg,
+    power,
+    relu,
+    rsqrt,
+    scale,
+    tanh,
+)
+from simgpu.workloads.eager.products import batched_product, linear, product
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
+
+#: Families whose mask has a sliding window, and that fill it in another way.
+_WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What creates the weights of one model.
+
+    dtype: of the weights and, without autocast, of what is computed from them.
+    lora: None to train all weights. linear: names of the linear layers, as they are created.
+    """
+
+    session: Session
+    dtype: str
+    lora: Lora | None = None
+    linear: set[str] = field(default_factory=set)
+
+    def weight(self, name: str, *shape: int) -> Tensor:
+        """A weight of the current layer."""
+        return self.session.weight(name, shape, self.dtype, trained=self.lora is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build(Weights):
+    """What the parts of one transformer share.
+
+    fused: the operator for attention, a result of `simgpu.workloads.eager.attention.fused_kernel`; None for products
+    and softmax one after another.
+    """
+
+    decoder: Decoder
+    fused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A linear layer whose weights exist."""
+
+    build: Weights
+    name: str
+    weight: Tensor
+    bias: Tensor | None = None
+    adapter: Adapter | None = None
+
+    @classmethod
+    def create(cls, build: Weights, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
+        """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter."""
+        build.linear.add(name)
+        session, lora = build.session, build.lora
+        is_adapted = lora is not None and lora.adapts(name)
+        with session.layer(name):
+            with session.layer("base_layer") if is_adapted else nullcontext():
+                weights = build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
+            adapter = Adapter.create(session, lora.rank, inputs, outputs) if lora is not None and is_adapted else None
+        return cls(build, name, *weights, adapter)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        session = self.build.session
+        with session.layer(self.name):
+            if self.adapter is None:
+                return linear(session, x, self.weight, self.bias)
+            with session.layer("base_layer"):
+                result = linear(session, x, self.weight, self.bias)
+            return self.adapter(session, x, result)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Normalization by the root mean square in float32, as each model's own module computes it.
+
+    added_one: Gemma's, which scales by one plus the weight in float32, before it returns to the weight's format.
+    """
+
+    build: Build
+    name: str
+    weight: Tensor
+    added_one: bool = False
+
+    @classmethod
+    def create(cls, build: Build, name: str, width: int, added_one: bool = False) -> RmsNorm:
+        """Creates the weight."""
+        with build.session.layer(name):
+            return cls(build, name, build.weight("weight", width), added_one)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        session = self.build.session
+        with session.layer(self.name):
+            wide = cast(session, x, "float32")
+            variance = mean(session, power(session, wide))
+            normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
+            if not self.added_one:
+                return mul(session, self.weight, cast(session, normal, x.dtype))
+            factor = add_number(session, cast(session, self.weight, "float32"))
+            return cast(session, mul(session, normal, factor), x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalization with weight and bias."""
+
+    build: Weights
+    name: str
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def create(cls, build: Weights, name: str, width: int) -> LayerNorm:
+        """Creates weight and bias."""
+        with build.session.layer(name):
+            return cls(build, name, build.weight("weight", width), build.weight("bias", width))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self.build.session.layer(self.name):
+            return layer_norm(self.build.session, x, self.weight, self.bias)
+
+
+def activated(build: Build, name: str, x: Tensor) -> Tensor:
+    """The activation function of the feed-forward part. name: of its module."""
+    session = build.session
+    with session.layer(name):
+        match build.decoder.activation:
+            case "gelu_new":
+                return _gelu_new(session, x)
+            case "gelu_fast":
+                return _gelu_fast(session, x)
+            case "relu":
+                return relu(session, x)
+            case one_kernel:
+                return activation(session, one_kernel, x)
+
+
+def _gelu_new(session: Session, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a (x + b x^3))), one kernel for each operation."""
+    half = scale(session, x)
+    inner = scale(session, add(session, x, scale(session, power(session, x))))
+    return mul(session, half, add_number(session, tanh(session, inner)))
+
+
+def _gelu_fast(session: Session, x: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(a x (1 + b x x))), one kernel for each operation."""
+    half = scale(session, x)
+    first = scale(session, x)
+    second = add_number(session, mul(session, scale(session, x), x))
+    return mul(session, half, add_number(session, tanh(session, mul(session, first, second))))
+
+
+def token_positions(build: Build, length: int) -> Tensor:
+    """The numbers of the tokens, (1, length), counted in every iteration."""
+    (numbers,) = build.session.run("arange", (), (((length,), "int64"),))
+    return numbers.seen((1, length))
+
+
+def rotary_angles(build: Build, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration."""
+    session, half = build.session, build.decoder.rotary_width // 2
+    with session.layer("rotary_emb"):
+        name = f"{session.tape.layer}.inv_freq"
+        frequencies = session.constant(name, (1, half, 1), "float32", BlockKind.OTHER)
+        return _angles(build, frequencies, positions.seen((1, 1, positions.shape[1])))
+
+
+def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    session = build.session
+    angles = product(session, "bmm", frequencies, cast(session, positions, "float32"))
+    turned = transpose(session, angles, 1, 2)
+    both = cat(session, (turned, turned))
+    results = [scale(session, elementwise(session, op, both)) for op in ("cos", "sin")]
+    session.keep((positions, angles, both, *results))
+    cosines, sines = (cast(session, each, build.dtype) for each in results)
+    return cosines, sines
+
+
+def rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Heads (batch, heads, tokens, width) with their pairs of values rotated."""
+    half = x.shape[-1] // 2
+    plain = mul(session, x, cosines)
+    first, second = sliced(session, x, 0, half), sliced(session, x, half, 2 * half)
+    turned = cat(session, (neg(session, second), first))
+    return add(session, plain, mul(session, turned, sines))
+
+
+def partly_rotated(
+    build: Build, pair: tuple[Tensor, Tensor], cosines: Tensor, sines: Tensor, *, together: bool
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the first part of each head rotated, joined with the rest, which may be empty.
+
+    together: whether both are rotated before either is joined.
+    """
+    session, rotary = build.session, build.decoder.rotary_width
+    parts = [(sliced(session, x, 0, rotary), sliced(session, x, rotary, x.shape[-1])) for x in pair]
+    if together:
+        turned = [rotated(session, first, cosines, sines) for first, _ in parts]
+        query, key = (cat(session, (first, rest)) for first, (_, rest) in zip(turned, parts, strict=True))
+    else:
+        query, key = (cat(session, (rotated(session, first, cosines, sines), rest)) for first, rest in parts)
+    return query, key
+
+
+def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = None) -> Tensor:
+    """(batch, tokens, heads x width) as (batch, heads, tokens, width), each head normalized if `norm` is given."""
+    batch, tokens, total = x.shape
+    heads = reshape(session, x, (batch, tokens, total // width, width))
+    return transpose(session, heads if norm is None else norm(heads), 1, 2)
+
+
+def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head.
+
+    Without a fused operator, products and softmax run one after another, as in ``eager_attention_forward`` of
+    transformers 4.51; else one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
+    """
+    session = build.session
+    key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
+    if build.fused is None:
+        assert mask is not None
+        result = _products(build, query, key, value, mask)
+    else:
+        query, key, value = (contiguous(session, x) for x in (query, key, value))
+        result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout, mask)
+    batch, heads, tokens, width = result.shape
+    joined = contiguous(session, transpose(session, result, 1, 2))
+    return reshape(session, joined, (batch, tokens, heads * width))
+
+
+def _products(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention by a product, a mask that is added, a softmax in float32 and another product."""
+    session = build.session
+    scores = scale(session, batched_product(session, query, transpose(session, key, 2, 3)))
+    scores = capped(session, scores) if build.decoder.capped_scores else scores
+    scores = add(session, scores, mask)
+    weights = cast(session, softmax(session, scores, dtype="float32"), query.dtype)
+    weights = dropout(session, weights, build.decoder.attention_dropout)
+    return batched_product(session, weights, value)
+
+
+def capped(session: Session, x: Tensor) -> Tensor:
+    """Values limited by a tanh: divided, limited, multiplied."""
+    return scale(session, tanh(session, scale(session, x, "div")))
+
+
+def window_mask(session: Session, mask: Tensor) -> Tensor:
+    """The causal mask without what is outside Gemma 2's sliding window, computed in each layer that has one."""
+    (ones,) = session.run("ones_like", (), ((mask.shape, "bool"),))
+    outside = elementwise(session, "tril", ones)
+    (least,) = session.run("scalar_tensor", (), (((), mask.dtype),))
+    return elementwise(session, "where", outside, least, mask, dtype=mask.dtype)
+
+
+def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
+    """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
+
+    None for fused attention that needs none. The mask has one column more than tokens, the length of a cache that does
+    not exist, but for Gemma 2. Models with a sliding window mask what is outside it too.
+    """
+    session, tokens = build.session, positions.shape[1]
+    if build.fused is not None and not build.decoder.needs_mask(tokens):
+        return None
+    width = tokens if build.decoder.family == "gemma2" else tokens + 1
+    (mask,) = session.run("full", (), (((tokens, width), build.dtype),))
+    has_window = build.decoder.family in _WINDOWED
+    if tokens > 1 and not has_window:
+        mask = elementwise(session, "triu", mask)
+    rows = positions.seen((tokens, 1))
+    (columns,) = session.run("arange", (), (((width,), "int64"),))
+    hidden = elementwise(session, "gt", columns, rows, dtype="bool")
+    if build.decoder.window is not None and has_window:
+        (columns,) = session.run("arange", (), (((width,), "int64"),))
+        outside = elementwise(session, "le", columns, elementwise(session, "sub", rows), dtype="bool")
+        session.run_in_place("bitwise_or_", hidden, (outside,))
+    session.run_in_place("mul_", mask, (hidden,))
+    session.keep((hidden, columns))
+    size = tokens * width
+    return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, width, 1))
+
+
+def repeated(session: Session, x: Tensor, times: int) -> Tensor:
+    """Heads of keys or values (batch, heads, tokens, width), each repeated for several query heads."""
+    if times == 1:
+        return x
+    batch, heads, tokens, width = x.shape
+    shape: Sizes = (batch, heads, times, tokens, width)
+    return reshape(session, expand(session, unsqueeze(session, x, 2), shape), (batch, heads * times, tokens, width))

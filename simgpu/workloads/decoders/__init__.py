@@ -1,1 +1,0 @@
-"""Decoder-only transformers from a Hugging Face ``config.json``, with the kernels that transformers' modules run."""

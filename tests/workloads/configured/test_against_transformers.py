@@ -1,0 +1,199 @@
+"""Decoders compared with transformers' own modules on fake tensors: parameters, saved tensors, kernels, peaks.
+
+The oracle is PyTorch: its dispatcher, its autograd and its saved-tensor hooks. It shares no code with the decoders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.configured.config import decoder_of
+from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
+from tests.workloads.configured.published import PUBLISHED
+from tests.workloads.configured.transformers_models import expected, recorded
+
+BATCH, LENGTH = 2, 128
+_SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "pad_token_id": 0,
+}
+#: Small decoders of every family, with every option that changes kernels.
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_SIZES},
+    "llama-biased": {
+        "model_type": "llama",
+        **_SIZES,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"model_type": "mistral", **_SIZES},
+    "mistral-window": {"model_type": "mistral", **_SIZES, "sliding_window": 100},
+    "qwen2": {"model_type": "qwen2", **_SIZES},
+    "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 64},
+    "gemma": {"model_type": "gemma", **_SIZES, "num_key_value_heads": 1, "head_dim": 64},
+    "gemma2": {"model_type": "gemma2", **_SIZES, "head_dim": 64, "sliding_window": 100},
+    "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
+    "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
+    "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "phi-gelu-fast": {"model_type": "phi", **_SIZES, "hidden_act": "gelu_fast"},
+    "gpt_neox": {"model_type": "gpt_neox", **_SIZES, "hidden_dropout": 0.1},
+    "gpt_neox-sequential": {"model_type": "gpt_neox", **_SIZES, "use_parallel_residual": False, "rotary_pct": 1.0},
+    "mixtral": {"model_type": "mixtral", **_SIZES, "num_local_experts": 3},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        **_SIZES,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 192,
+    },
+    "qwen2_moe-window": {
+        "model_type": "qwen2_moe",
+        **_SIZES,
+        "num_experts": 4,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+        "qkv_bias": False,
+        "use_sliding_window": True,
+        "sliding_window": 200,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "num_experts": 9,
+        "moe_intermediate_size": 128,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+        "head_dim": 64,
+    },
+    "olmoe": {"model_type": "olmoe", **_SIZES, "num_experts": 3, "num_experts_per_tok": 2, "attention_bias": True},
+    "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
+}
+CASES = [
+    (name, dtype, attention)
+    for name in SMALL
+    for dtype, attention in (("bfloat16", "sdpa"), ("bfloat16", "eager"))
+    if (name, attention) != ("gpt2", "eager")
+] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gpt2", "float32", "sdpa")]
+#: These run in every test run; the others take a minute together.
+QUICK = {("llama", "bfloat16", "sdpa"), ("gpt2", "float32", "sdpa"), ("qwen2_moe", "bfloat16", "sdpa")}
+
+
+def built(values: dict[str, Any], length: int = LENGTH, **options: Any) -> ModelledIteration:
+    chosen = TrainingOptions(**options)
+    return decoder_iteration(decoder_of(values), batch=BATCH, length=length, gpu=load_node("h100").gpu, options=chosen)
+
+
+def signature(kernel: Kernel, trace: Trace) -> tuple[object, ...]:
+    """Operator, phase, sizes of what it reads and writes, and duration."""
+    blocks = trace.block_by_id
+    on_device = ([blocks[name] for name in names] for names in (kernel.reads, kernel.writes))
+    reads, writes = (tuple(sorted(each.bytes for each in group if each.host_write is None)) for group in on_device)
+    return kernel.op.rpartition("::")[2], kernel.phase, reads, writes, kernel.duration_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "attention"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+)
+def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attention: str) -> None:
+    """Every kernel in order, with the bytes it reads and writes and its modelled duration.
+
+    The number by which Gemma scales its embedding is on the host, and counts as device memory on fake tensors.
+    """
+    assert_equal(
+        built(SMALL[name], dtype=dtype, attention=attention).trace,
+        recorded(SMALL[name], BATCH, LENGTH, dtype, attention),
+    )
+
+
+def assert_equal(mine: Trace, theirs: Trace) -> None:
+    """Kernels of each phase, and the peak, but for numbers on the host."""
+    for phase in Phase:
+        kernels = [
+            [signature(kernel, trace) for kernel in trace.kernels if kernel.phase is phase] for trace in (mine, theirs)
+        ]
+        assert kernels[0] == kernels[1], phase
+    peaks = [trace_stats(trace) for trace in (mine, theirs)]
+    assert peaks[0].peak_recorded is not None and peaks[1].peak_recorded is not None
+    on_host = sum(block.bytes for block in theirs.blocks if block.host_write is not None)
+    assert 0 <= peaks[1].peak_recorded.bytes - peaks[0].peak_recorded.bytes <= on_host
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
+def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
+    assert_saved_alike(built(SMALL[name]).trace, recorded(SMALL[name], BATCH, LENGTH))
+
+
+def assert_saved_alike(mine: Trace, theirs: Trace) -> None:
+    """Saved tensors by their bytes, layer, and the numbers of the kernels."""
+    rows = []
+    for trace in (mine, theirs):
+        number = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
+        rows.append(
+            sorted(
+                (
+                    number.get(row.packed_after or "", -1),
+                    number[row.unpacked_before or ""],
+                    row.bytes,
+                    row.shape,
+                    number[row.unused_after or ""],
+                    number[row.freed_after or ""],
+                    row.layer,
+                )
+                for row in trace.saved
+                if row.shape and not (row.layer or "loss").startswith(("loss", "Llama", "Gemma"))
+            )
+        )
+    assert rows[0] == rows[1]
+
+
+def layer_of(path: str) -> str:
+    """The decoder layer of a module; the module itself for those outside the layers."""
+    parts = path.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return path if number is None else ".".join(parts[: number + 1])
+
+
+def by_layer(saved: list[tuple[str, int]]) -> dict[str, list[int]]:
+    """Bytes of the saved tensors of each layer, sorted; what the whole model saves, such as the loss, under ''."""
+    result: dict[str, list[int]] = {}
+    for path, size in saved:
+        result.setdefault(layer_of("" if path == "loss" else path), []).append(size)
+    return {layer: sorted(sizes) for layer, sizes in result.items()}
+
+
+def compare(values: dict[str, Any], length: int = LENGTH) -> None:
+    mine, theirs = built(values, length), expected(values, BATCH, length)
+    assert mine.parameters == theirs.parameters
+    assert by_layer([(each.layer, each.block.bytes) for each in mine.saved]) == by_layer(theirs.saved)
+    assert mine.saved_bytes == sum(size for _, size in theirs.saved)
+
+
+@pytest.mark.parametrize(
+    "name", ["openai-community/gpt2", "meta-llama/Llama-3.1-8B", "google/gemma-2b", "mistralai/Mixtral-8x7B-v0.1"]
+)
+def test_saved_tensors_of_two_layers_of_published_configurations_equal_those_of_autograd(name: str) -> None:
+    layers = "n_layer" if PUBLISHED[name].values["model_type"] == "gpt2" else "num_hidden_layers"
+    compare({**PUBLISHED[name].values, layers: 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_saved_tensors_of_published_configurations_equal_those_of_autograd(name: str) -> None:
+    """All layers, each saved tensor of each layer."""
+    compare(PUBLISHED[name].values, 1024)

@@ -1,0 +1,105 @@
+"""Reading a decoder from a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.workloads.configured.config import FAMILIES, decoder_of, read_decoder
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def test_file_and_its_folder_give_the_same_decoder_named_after_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    decoder = read_decoder(folder)
+    assert decoder == read_decoder(folder / "config.json")
+    assert decoder.name == "Llama-small"
+
+
+def test_name_in_the_configuration_is_preferred() -> None:
+    assert decoder_of({**SMALL, "_name_or_path": "org/Other-7B"}, name="folder").name == "Other-7B"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_defaults_of_its_class(family: str) -> None:
+    decoder = decoder_of({"model_type": family})
+    assert decoder.family == family
+    assert decoder.layers > 10 and decoder.width % decoder.head_width == 0
+
+
+def test_keys_of_text_generation_are_ignored() -> None:
+    assert decoder_of({**SMALL, "bos_token_id": 1, "architectures": ["X"], "temperature": 1.0}) == decoder_of(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type: 'mamba' is not supported"),
+        ({"model_type": None}, "model_type: is missing; give one of llama"),
+        ({"model_type": ["llama"]}, "model_type: .* is not supported"),
+        ({"hidden_size": -1}, "hidden_size: -1 is not a whole number from 1 to 1048576"),
+        ({"hidden_size": 10**30}, "hidden_size: 10* is not a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: True is not a whole number"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers: 2.0 is not a whole number"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000 is not a whole number from 1 to 1000"),
+        ({"num_key_value_heads": 3}, "4 query heads are no multiple of 3 key heads"),
+        ({"num_attention_heads": 64}, "1 of 1 values of a head cannot be rotated in pairs"),
+        ({"hidden_act": "swiglu"}, "hidden_act: 'swiglu' is not a supported activation"),
+        ({"attention_dropout": 2}, "attention_dropout: 2 is not a number from 0 to 1"),
+        ({"attention_bias": "yes"}, "attention_bias: 'yes' is not true or false"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: 'dynamic' is not a supported type"),
+        ({"rope_scaling": 4}, "rope_scaling: 4 is not a supported type"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights are not modelled"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm: normalized queries and keys are not modelled"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts for each token, but only 8 exist"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "noise before the router is not modelled"),
+        ({"model_type": "olmoe", "output_router_logits": True}, "the loss that balances the experts is not modelled"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv: limited queries"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [2]}, "is not a list of numbers of layers from 0 to 1"),
+        ({"model_type": "qwen2_moe", "num_hidden_layers": 999}, "60 experts in each of 999 layers are more than"),
+        ({"model_type": "gpt2", "n_head": 7}, "768 values do not divide into 7 heads"),
+    ],
+)
+def test_unsupported_values_name_their_key_and_a_remedy(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        decoder_of({**SMALL, **change})
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    with pytest.raises(InputError) as raised:
+        decoder_of({**SMALL, "hidden_size": 0, "vocab_size": "many", "hidden_act": "x"})
+    assert {problem.place for problem in raised.value.problems} == {"hidden_size", "vocab_size", "hidden_act"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "is not a JSON object"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "too many digits"),
+        (" " * (2**20 + 1), "the limit for a configuration"),
+    ],
+)
+def test_damaged_and_hostile_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_decoder(tmp_path)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_decoder(tmp_path)

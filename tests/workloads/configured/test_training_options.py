@@ -1,0 +1,84 @@
+"""Options of training compared with PyTorch's own on fake tensors: autocast and micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workloads.configured.test_against_transformers import (
+    BATCH,
+    LENGTH,
+    SMALL,
+    assert_equal,
+    assert_saved_alike,
+    built,
+)
+from tests.workloads.configured.transformers_models import adapted, autocasting, recorded
+
+#: These run in every test run; the others take a minute together.
+QUICK = {("llama", "bfloat16", "sdpa")}
+AUTOCASTS = [(name, "bfloat16", "sdpa") for name in SMALL]
+AUTOCASTS += [(name, "bfloat16", "eager") for name in SMALL if name != "gpt2"]
+AUTOCASTS += [("llama", "float16", "sdpa"), ("gpt2", "float16", "sdpa")]
+
+
+@pytest.mark.parametrize(
+    ("name", "autocast", "attention"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in AUTOCASTS],
+)
+def test_autocast_runs_and_saves_what_pytorch_does(name: str, autocast: str, attention: str) -> None:
+    mine = built(SMALL[name], dtype="float32", autocast=autocast, attention=attention).trace
+    theirs = recorded(SMALL[name], BATCH, LENGTH, "float32", attention, changed=autocasting(autocast))
+    assert_equal(mine, theirs)
+    if name in ("llama", "gemma"):
+        assert_saved_alike(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "autocast"),
+    [("llama", "float32", "bfloat16"), pytest.param("gemma", "bfloat16", None, marks=pytest.mark.slow)],
+)
+def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, autocast: str | None) -> None:
+    mine = built(SMALL[name], dtype=dtype, autocast=autocast, micro_batches=2).trace
+    changed = autocasting(autocast) if autocast else unchanged
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=changed, micro_batches=2)
+    assert_equal(mine, theirs)
+    assert_saved_alike(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "targets"),
+    [
+        ("llama", "bfloat16", ("q_proj", "v_proj")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("llama", "float32", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
+                ("gemma2", "bfloat16", ("gate_proj", "down_proj")),
+                ("qwen2", "bfloat16", ("q_proj", "o_proj")),
+                ("phi3", "bfloat16", ("qkv_proj",)),
+                ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),
+                ("gpt_neox", "bfloat16", ("query_key_value",)),
+            )
+        ),
+    ],
+)
+def test_adapters_run_and_save_what_pytorch_does(name: str, dtype: str, targets: tuple[str, ...]) -> None:
+    mine = built(SMALL[name], dtype=dtype, lora=8, lora_targets=targets).trace
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=adapted(8, targets))
+    assert_equal(mine, theirs)
+    if name == "llama":
+        assert_saved_alike(mine, theirs)
+
+
+def test_scaled_gradients_run_what_pytorch_does() -> None:
+    options: dict[str, Any] = {"micro_batches": 2, "grad_scaler": True}
+    mine = built(SMALL["llama"], dtype="float32", autocast="float16", **options).trace
+    theirs = recorded(SMALL["llama"], BATCH, LENGTH, "float32", changed=autocasting("float16"), **options)
+    assert_equal(mine, theirs)
+    assert_saved_alike(mine, theirs)
+
+
+def unchanged(module: Any) -> Any:
+    return module
