@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import traceback
 from collections import Counter
@@ -212,39 +211,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("gpu17", [f"gpu{n}" for n in range(100, 200)])
     "did you mean 'gpu197'? known: gpu174, gpu175, gpu176, gpu177, gpu178, gpu179, gpu187, gpu197 and 92 others"
     """
-    from simgpu.former_names import name_today  # only a mistake needs it
+    from simgpu.former_names import name_today  # only a mistake needs these
+    from simgpu.spelling import closest, listed
 
     words = sorted(known)
     if today := name_today(name, frozenset(words)):
         return f"it is now called {today!r}; {MIGRATE} rewrites files"
-    close = _closest(name, words)
-    listing = f"known: {_listed(name, words, close)}" if words else "none are known"
+    close = closest(name, words)
+    listing = f"known: {listed(name, words, close)}" if words else "none are known"
     return f"did you mean '{close}'? {listing}" if close else listing
 
 
-#: Words that are all listed, and those that are listed of more.
-_MOST_LISTED, _NEAR = 32, 8
-
 #: What rewrites files of earlier versions.
 MIGRATE = "`python -m simgpu.migration FILE`"
-
-#: Letters that look like digits.
-_LOOKS_LIKE = str.maketrans("oil", "011")
-
-
-def _listed(name: str, words: Sequence[str], close: str | None) -> str:
-    """All words, or of many those that are most similar to a name."""
-    if len(words) <= _MOST_LISTED:
-        return ", ".join(words)
-    similar = difflib.get_close_matches(name.casefold(), words, n=_NEAR, cutoff=0)
-    near = similar if close is None or close in similar else [close, *similar[:-1]]
-    return f"{', '.join(sorted(near))} and {len(words) - len(near)} others"
-
-
-def _closest(name: str, words: Iterable[str]) -> str | None:
-    """The word most similar to a name; one with the same characters in another order comes first."""
-    wanted = name.casefold().translate(_LOOKS_LIKE)
-    by_look = {word.casefold().translate(_LOOKS_LIKE): word for word in words}
-    transposed = [look for look in by_look if sorted(look) == sorted(wanted)]
-    close = difflib.get_close_matches(wanted, transposed or list(by_look), n=1, cutoff=0.6)
-    return by_look[close[0]] if close else None
