@@ -145,7 +145,7 @@ class _Block:
 
     def __call__(self, x: Tensor, timesteps: Tensor, classes: Tensor) -> Tensor:
         session, width = self.build.session, self.build.decoder.width
-        condition = self.embedded(timesteps, classes, x.dtype)
+        given, condition = x, self.embedded(timesteps, classes, x.dtype)
         with session.layer(self.name):
             with session.layer("norm1"):
                 with session.layer("silu"):
@@ -156,11 +156,17 @@ class _Block:
                     normal = layer_norm(session, x)
                 moved = _moved(session, normal, factor, shift)
             attended = self.attention(moved, moved, self.build.decoder.dropout)
-            x = add(session, mul(session, unsqueeze(session, gate, 1), attended), x)
+            attended = mul(session, unsqueeze(session, gate, 1), attended)
+            x = add(session, attended, x)
             with session.layer("norm3"):
                 normal = layer_norm(session, x)
-            result = self._inner(_moved(session, normal, inner_factor, inner_shift))
-            return add(session, mul(session, unsqueeze(session, inner_gate, 1), result), x)
+            session.keep((moved,))  # diffusers' variables, here and at the end of the block
+            moved = _moved(session, normal, inner_factor, inner_shift)
+            session.keep((normal,))
+            inner = mul(session, unsqueeze(session, inner_gate, 1), self._inner(moved))
+            result = add(session, inner, x)
+            session.keep((given, *parts, attended, moved, inner))
+            return result
 
     def _inner(self, x: Tensor) -> Tensor:
         session, (up, down) = self.build.session, self.inner
