@@ -36,7 +36,7 @@ def train(session: Session, options: TrainingOptions, forward: Callable[[], tupl
         gradients = masters.main_gradients()
     held: tuple[Tensor, ...] = ()
     for _ in range(options.micro_batches):
-        tape.phase = Phase.FORWARD
+        tape.phase, tape.layer = Phase.FORWARD, None  # backward leaves the layer of its last kernel
         results = forward()
         session.keep(held)
         held = results

@@ -29,16 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-#: Kernels are equal; where a saved tensor is freed, or what variables hold at the peak of LoRA, is not yet.
-_OPEN = pytest.mark.xfail(strict=True, reason="saved tensors or peak of a DiT differ; its kernels are equal")
-_CASES = [
-    pytest.param(name, options, marks=[_OPEN] if name == "dit" and options != "autocast" else [])
-    for name in MODELS
-    for options in OPTIONS
-]
-
-
-@pytest.mark.parametrize(("name", "options"), _CASES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
 def test_kernels_saved_tensors_and_peaks_equal_those_of_pytorch(name: str, options: str) -> None:
     (module, values), given = MODELS[name], OPTIONS[options]
     autocast, dtype = given.get("autocast"), "float32" if "autocast" in given else "bfloat16"
