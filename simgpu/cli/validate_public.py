@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.validate_public_times import print_times, times_document
-from simgpu.units import format_bytes
+from simgpu.report.template import check_page
 from simgpu.validation.public.coverage import Coverage, coverage
 from simgpu.validation.public.predicted import (
     ComparedPeak,
@@ -22,6 +22,7 @@ from simgpu.validation.public.predicted import (
 )
 from simgpu.validation.public.rows import PublishedRow, published_rows
 from simgpu.validation.public.selection import Subject, reasons
+from simgpu.validation.public.tables import causes, counts, covered_text, peak_cells, peak_medians, verdicts_of
 from simgpu.validation.public.times import ComparedTime, compared_times, predict_time, stored_times, timed_rows
 from simgpu.version import __version__
 
@@ -35,9 +36,15 @@ from simgpu.version import __version__
     metavar="FILE",
     help="Draw predicted over published values: PNG, SVG, PDF.",
 )
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all rows with sources and figure as one HTML page.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 @quiet_option
-def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet: bool) -> None:
+def public(list_rows: bool, again: bool, plot: Path | None, page: Path | None, as_json: bool, quiet: bool) -> None:
     """Compare published measurements of training steps with predictions; say why other rows are not compared.
 
     371 rows from the documents and threads of 19 projects ship with simgpu, each with its source. A fixed rule selects
@@ -47,7 +54,10 @@ def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet
     simgpu validate public
     simgpu validate public --rows
     simgpu validate public --plot scoreboard.png
+    simgpu validate public --page scoreboard.html
     """
+    if page is not None:
+        check_page(page, "scoreboard.html")
     if plot is not None:
         from simgpu.analysis.plots import figure_format  # loads matplotlib
 
@@ -65,6 +75,10 @@ def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet
     peaks, times = compared(covered, predictions), compared_times(timed, predicted_times)
     if plot is not None:
         _draw(plot, peaks, times)
+    if page is not None:
+        from simgpu.validation.public.page import write_scoreboard  # loads matplotlib
+
+        write_scoreboard(page, rows, peaks, times)
     parts = [coverage(rows, subject) for subject in Subject]
     if as_json:
         click.echo(json.dumps(_document(rows, parts, peaks, times), indent=2))
@@ -73,22 +87,20 @@ def public(list_rows: bool, again: bool, plot: Path | None, as_json: bool, quiet
     titles = ("row", "model", "published", "", "predicted", "error")
     screen.print(table(titles, _peaks(peaks), left=(0, 1, 3), unbroken=(0, 2, 3, 4, 5)))
     screen.print()
-    screen.print(table(("median error of the peak", "", "peaks"), _medians(peaks)))
+    screen.print(table(("median error of the peak", "", "peaks"), peak_medians(peaks)))
     screen.print()
-    for cause in dict.fromkeys(peak.cause for peak in peaks if peak.cause):
-        screen.print(f"{', '.join(dict.fromkeys(peak.row.id for peak in peaks if peak.cause == cause))}: {cause}")
+    for ids, cause in causes(peaks, []):
+        screen.print(f"{ids}: {cause}")
     screen.print()
     print_times(screen, times, peaks)
     for part in parts:
-        screen.print(
-            f"{part.subject.value}: {part.covered} of {part.comparable} comparable rows are covered, of {part.rows}"
-        )
-        for title, counts in _counts(part):
-            screen.print(table((title, "rows"), ((name, str(count)) for name, count in counts.items())))
+        screen.print(f"{part.subject.value}: {covered_text(part)}")
+        for title, numbers in counts(part):
+            screen.print(table((title, "rows"), ((name, str(count)) for name, count in numbers.items())))
         screen.print()
     if list_rows:
         headers = ("row", "project", "model", *(subject.value for subject in Subject))
-        screen.print(table(headers, map(_listed, rows), left=range(len(headers)), unbroken=(0,)))
+        screen.print(table(headers, (_listed(row) for row in rows), left=range(len(headers)), unbroken=(0,)))
 
 
 def _draw(plot: Path, peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> None:
@@ -102,35 +114,12 @@ def _peaks(peaks: Iterable[ComparedPeak]) -> Iterator[tuple[str, ...]]:
     """The cells of the peaks. The model is named where it differs from that of the row above."""
     above = ""
     for peak in peaks:
-        published = "OOM" if peak.published is None else format_bytes(peak.published)
-        verdict = "right" if peak.is_right else "wrong"
-        error = verdict if peak.error is None else f"{100 * peak.error:+.1f}%"
         model, above = "" if peak.row.model == above else peak.row.model, peak.row.model
-        yield peak.row.id, model, published, peak.kind, format_bytes(peak.predicted), error
-
-
-def _medians(peaks: Sequence[ComparedPeak]) -> Iterator[tuple[str, str, str]]:
-    """Over all rows, and by project."""
-    projects = dict.fromkeys(peak.row.project for peak in peaks)
-    for name, part in [("all", peaks), *((one, [p for p in peaks if p.row.project == one]) for one in projects)]:
-        error = median_error(part)
-        if error is not None:
-            yield name, f"{100 * error:.1f}%", str(sum(peak.error is not None for peak in part))
-    verdicts = [peak for peak in peaks if peak.published is None]
-    yield "verdicts that are right", f"{sum(peak.is_right for peak in verdicts)}", str(len(verdicts))
-
-
-def _counts(part: Coverage) -> Iterator[tuple[str, Mapping[str, int]]]:
-    yield "why a row is not compared", {reason.value: count for reason, count in part.reasons.items()}
-    if part.options:
-        yield "options of comparable rows that are not modelled", part.options
-    if part.models:
-        yield "models of comparable rows that are not followed", part.models
+        yield peak.row.id, model, *peak_cells(peak)
 
 
 def _listed(row: PublishedRow) -> tuple[str, ...]:
-    found = (reasons(row, subject) for subject in Subject)
-    return row.id, row.project, row.model, *(each[0].value if each else "covered" for each in found)
+    return row.id, row.project, row.model, *verdicts_of(row)
 
 
 def _document(

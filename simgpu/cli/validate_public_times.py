@@ -2,66 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from simgpu.cli.screen import Screen, table
-from simgpu.units import format_time
 from simgpu.validation.public.predicted import ComparedPeak
 from simgpu.validation.public.rows import published_rows
 from simgpu.validation.public.selection import baselines
-from simgpu.validation.public.times import (
-    ComparedTime,
-    Order,
-    Slowdown,
-    median_of,
-    order_of_peaks,
-    order_of_times,
-    slowdowns,
-)
-
-
-def orders(times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak]) -> list[Order]:
-    """The order of the peaks and of the times."""
-    return [order_of_peaks(peaks), order_of_times(times)]
+from simgpu.validation.public.tables import causes, order_rows, orders, slowdown_cells, time_cells, time_medians
+from simgpu.validation.public.times import ComparedTime, median_of, slowdowns
 
 
 def print_times(screen: Screen, times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak]) -> None:
     """Prints all tables about times."""
     slower = slowdowns(times)
+    rows = [(each.row.id, each.row.model, *time_cells(each)) for each in times]
     titles = ("row", "model", "time of a sample", "predicted", "error", "waiting for the host")
-    screen.print(table(titles, map(_time, times), unbroken=(0, 2, 3, 4, 5)))
+    screen.print(table(titles, rows, unbroken=(0, 2, 3, 4, 5)))
     screen.print()
-    screen.print(table(("row", "options", "baseline", "slowdown", "predicted", "error"), map(_slowdown, slower)))
+    options = [(each.row.id, each.row.options, *slowdown_cells(each)) for each in slower]
+    screen.print(table(("row", "options", "baseline", "slowdown", "predicted", "error"), options))
     screen.print()
-    screen.print(table(("median error of times", "", "rows"), _medians(times, slower)))
+    screen.print(table(("median error of times", "", "rows"), time_medians(times, slower)))
     screen.print()
-    order = [(each.subject.value, f"{each.right} of {each.pairs}") for each in orders(times, peaks)]
-    screen.print(table(("pairs of a group in the measured order", ""), order))
+    screen.print(table(("pairs of a group in the measured order", ""), order_rows(times, peaks)))
     screen.print()
-    for cause in dict.fromkeys(each.predicted.cause for each in times if each.predicted.cause):
-        screen.print(f"{', '.join(each.row.id for each in times if each.predicted.cause == cause)}: {cause}")
+    for ids, cause in causes([], times):
+        screen.print(f"{ids}: {cause}")
     screen.print()
     screen.print(f"slowdown: {len(slower)} of {len(baselines(published_rows()))} comparable rows are covered")
     screen.print()
-
-
-def _time(time: ComparedTime) -> tuple[str, ...]:
-    row, predicted = time.row, time.predicted
-    waiting = 1 - predicted.kernels_ns / predicted.step_ns
-    shown = (format_time(time.published), format_time(predicted.sample_ns), f"{100 * time.error:+.1f}%")
-    return row.id, row.model, *shown, f"{100 * waiting:.0f}%"
-
-
-def _slowdown(each: Slowdown) -> tuple[str, ...]:
-    shown = (f"{each.published:.2f}x", f"{each.predicted:.2f}x", f"{100 * each.error:+.1f}%")
-    return each.row.id, each.row.options, each.baseline.id, *shown
-
-
-def _medians(times: Sequence[ComparedTime], slower: Sequence[Slowdown]) -> Iterator[tuple[str, str, str]]:
-    for name, errors in (("time", [t.error for t in times]), ("slowdown", [s.error for s in slower])):
-        middle = median_of(errors)
-        if middle is not None:
-            yield name, f"{100 * middle:.1f}%", str(len(errors))
 
 
 def times_document(times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak]) -> dict[str, object]:
