@@ -13,13 +13,19 @@ from simgpu.cli.choice import size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.suggestions import models, nodes
+from simgpu.cli.training_options import (
+    attention_option,
+    autocast_option,
+    dtype_option,
+    lora_option,
+    lora_targets_option,
+)
 from simgpu.errors import InputError
 from simgpu.experiments.fit.entry import FitSettings, fit
 from simgpu.experiments.fit.gpu_table import GpuTable, fit_gpus
 from simgpu.experiments.fit.result import Fit
 from simgpu.io.atomic import atomic_file
 from simgpu.version import __version__
-from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"
@@ -46,26 +52,11 @@ _TABLE = ".csv"
 @click.option("--length", metavar="N", type=int, help="Tokens of each sample. Default: the largest that fits.")
 @size_option("--budget", "--memory", help="Memory for PyTorch's allocator, e.g. 20GB. Default: all of the GPU's.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Default: adamw; zoo: sgd.")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Number format of weights, gradients and optimizer state. Default: bfloat16; float32 with --autocast.",
-)
-@click.option("--autocast", type=click.Choice(AUTOCASTS), help="Compute in this format under torch.autocast.")
-@click.option(
-    "--attention",
-    type=click.Choice([each.value for each in AttentionForm]),
-    help="PyTorch's fused operator, or products and softmax. Default: sdpa; of T5 eager, its only one.",
-)
-@click.option(
-    "--lora", metavar="RANK", type=click.IntRange(min=1), help="Train only LoRA's adapters of this rank, as peft does."
-)
-@click.option(
-    "--lora-targets",
-    metavar="NAMES",
-    callback=lambda _context, _option, value: value and tuple(value.split(",")),
-    help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj.",
-)
+@dtype_option
+@autocast_option
+@attention_option
+@lora_option
+@lora_targets_option
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(
     "-o",

@@ -11,7 +11,8 @@ from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
 from simgpu.cli.trace_folder import refuse_another, show_written
-from simgpu.cli.zoo_configured import build_configured, configuration_options, is_configuration, refuse_options
+from simgpu.cli.training_options import training_options
+from simgpu.cli.zoo_configured import build_configured, is_configuration, refuse_options
 from simgpu.compression.codecs.entry_patterns import with_sparse_entries
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
@@ -71,7 +72,7 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
     type=click.Choice([each.value for each in Optimizer]),
     help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration.",
 )
-@configuration_options
+@training_options
 @click.option(
     "--epochs",
     metavar="N",

@@ -1,0 +1,101 @@
+"""Options of commands that model the training of a Hugging Face ``config.json``; without a value they are None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, MasterForm
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Number format of a configuration's weights and, without autocast, activations. Default: bfloat16; "
+    "float32 with --autocast.",
+)
+autocast_option = click.option(
+    "--autocast",
+    type=click.Choice(AUTOCASTS),
+    help="Run forward and loss of a configuration under torch.autocast with this lower precision.",
+)
+attention_option = click.option(
+    "--attention",
+    type=click.Choice([each.value for each in AttentionForm]),
+    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager "
+    "for T5, which has no other.",
+)
+lora_option = click.option(
+    "--lora",
+    metavar="RANK",
+    type=click.IntRange(min=1),
+    help="Train only LoRA's adapters of this rank, as peft does.",
+)
+lora_targets_option = click.option(
+    "--lora-targets",
+    metavar="NAMES",
+    callback=lambda _context, _option, value: value and tuple(value.split(",")),
+    help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj; "
+    "q,v for T5; those of attention for DiT and U-Nets.",
+)
+
+
+def training_options(command: F) -> F:
+    """Adds all options that apply to a configuration only."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS = (
+    click.option(
+        "--length",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Tokens per sample of a configuration; not for DiT. Of a U-Net's text, default: 77.",
+    ),
+    click.option(
+        "--target-length",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Tokens of the labels of each sample of T5. Default: as many as --length.",
+    ),
+    click.option(
+        "--sample-size",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help="Side of a U-Net's latent images, an eighth of the images'. Default: its configuration's.",
+    ),
+    dtype_option,
+    autocast_option,
+    attention_option,
+    click.option(
+        "--loss",
+        type=click.Choice([each.value for each in LossForm]),
+        help="Loss of a configuration: all logits at once, in 8 chunks as torchtune, or fused with the output layer as "
+        "in Liger-Kernel. Default: eager.",
+    ),
+    click.option(
+        "--grad-scaler",
+        is_flag=True,
+        default=None,
+        help="Scale the loss and unscale gradients as torch.amp.GradScaler; with --autocast float16.",
+    ),
+    click.option(
+        "--master-weights",
+        type=click.Choice([each.value for each in MasterForm]),
+        help="Keep float32 copies of bfloat16 weights; convert their gradients before the update, or add them up in "
+        "float32 (main-grad), as Megatron-LM. Default: none.",
+    ),
+    click.option(
+        "--micro-batches",
+        metavar="K",
+        type=click.IntRange(min=1),
+        help="Gradient accumulation of a configuration: K equal parts of the batch before one optimizer step.",
+    ),
+    lora_option,
+    lora_targets_option,
+)
