@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from simgpu.cli.screen import WIDTH, Screen, facts, table
+from simgpu.cli.screen import WIDTH, Screen, facts, indented, table
 from simgpu.experiments.measures import OOM, groups
 from simgpu.simulation.notes import allocator_text, context_text
 from simgpu.simulation.plain_peak import budget_text
@@ -83,9 +83,15 @@ def show_notes(screen: Screen, notes: Iterable[tuple[str, str]]) -> None:
     policies: dict[str, dict[str, None]] = {}
     for label, note in notes:
         policies.setdefault(note, {})[label] = None
-    if policies:
-        screen.print()
+    if not policies:
+        return
+    screen.print()
+    if max(len(label) for labels in policies.values() for label in labels) < screen.width // 2:
         screen.print(facts((",\n".join(labels), note) for note, labels in policies.items()))
+        return
+    for note, labels in policies.items():  # long labels would leave no space next to them
+        screen.print(Text(", ".join(labels), style="dim"))
+        screen.print(indented(Text(note)))
 
 
 def _run_line(scenario: Scenario, comparison: Comparison) -> str:

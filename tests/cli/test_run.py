@@ -86,6 +86,13 @@ def test_a_note_of_several_policies_is_printed_once_with_their_names(study: Path
     assert max(map(len, lines)) <= 80
 
 
+def test_a_note_of_a_policy_with_a_long_label_has_lines_of_its_own(study: Path) -> None:
+    policies = "policies=[none, async_offload: {stash: 1, prefetch: 3, min_bytes: 60000}, save_on_cpu]"
+    lines = simgpu("run", study, "-q", "--set", policies).stdout.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "tensors that autograd saves: derived from" in line)
+    assert "async_offload(" in lines[at - 1] and lines[at].startswith("  tensors") and max(map(len, lines)) <= 80
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_output_fits_80_columns_and_is_plain_in_a_pipe(study: Path, command: str) -> None:

@@ -83,7 +83,7 @@ class OffloadGroups(Policy):
     schedule: Literal["transformer_engine", "transformer_engine_v1", "megatron"] = parameter(
         "transformer_engine", "whose groups are copied, dropped and fetched when, see the module"
     )
-    num_layers: int = parameter(1, "TransformerEngine: the first layers, as many, are offloaded")
+    num_layers: int = parameter(1, "TransformerEngine: how many of the first layers are offloaded")
     modules: Sequence[str] = parameter((), "Megatron-LM: --offload-modules, such as attn_norm, core_attn")
     blocks: int | Sequence[str] = parameter(0, "the layers, as for checkpoint")
     min_elements: int = parameter(0, "smaller tensors stay; 0: as in the framework, 262144, 1 or 1048576")
