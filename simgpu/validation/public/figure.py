@@ -45,8 +45,9 @@ def _panel(
     """One panel. points: pairs of a published and a predicted value by project."""
     values = [value for each in points.values() for pair in each for value in pair]
     ends = (0.8 * min(values), 1.25 * max(values)) if values else (1.0, 10.0)
-    for width, shade in ((1.25, "#EEEEEE"), (1.1, "#DDDDDD")):
-        ax.fill_between(ends, [end / width for end in ends], [end * width for end in ends], color=shade, linewidth=0)
+    for width, opacity in ((1.25, 0.4), (1.1, 1.0)):
+        low, high = [end / width for end in ends], [end * width for end in ends]
+        ax.fill_between(ends, low, high, color="#DDDDDD", alpha=opacity, linewidth=0)
     ax.plot(ends, ends, color="black", linewidth=0.8)
     for project, pairs in points.items():
         colour, shape = marks[project]

@@ -27,7 +27,7 @@ from simgpu.version import __version__
 
 _RESOURCES = files("simgpu.validation.public") / "resources"
 #: What a row is about: headings of the first columns of each table of compared rows.
-_ABOUT = ("row", "project", "model", "GPU", "batch", "length", "options")
+_ABOUT = ("row", "project", "model", "GPU", "micro-batch", "length", "options")
 #: A source on GitHub: the repository, and then a pull request, an issue, or a file of a commit.
 _SOURCE = re.compile(
     r"(?P<repository>[\w.-]+/[\w.-]+) "
@@ -81,7 +81,7 @@ def scoreboard_page(rows: Sequence[PublishedRow], peaks: Sequence[ComparedPeak],
         version=__version__,
         count=len(rows),
         facts=_facts(peaks, times, parts),
-        medians=list(tables.peak_medians(peaks)),
+        medians=list(tables.peak_medians(peaks))[:-1],  # without the verdicts, which the summary has
         figure=Markup(inline_svg(plot_scoreboard(peaks, times), "board-").text),
         compared=[
             _Table(
