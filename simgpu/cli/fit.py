@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -29,6 +31,8 @@ from simgpu.version import __version__
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"
+#: Columns for names of options at least.
+_NARROWEST = 16
 
 
 @click.command("fit")
@@ -79,9 +83,9 @@ def fit_(
 ) -> None:
     """Ask whether MODEL fits a GPU, at which batch and length, with which options of its training, and at what cost.
 
-    MODEL is the Hugging Face config.json of a transformer (decoders, T5, DiT) or its folder, a network of the zoo
-    (simgpu zoo list), or a trace. The answer comes first, then a table of all options that were tried, each simulated
-    with PyTorch's caching allocator. Of several GPUs, the table has the best option on each.
+    MODEL is the Hugging Face config.json of a transformer or U-Net (those of simgpu zoo build) or its folder, a
+    network of the zoo (simgpu zoo list), or a trace. The answer comes first, then a table of all options that were
+    tried, each simulated with PyTorch's caching allocator. Of several GPUs, the table has the best option on each.
 
     Exit code 3: no option that trains the same fits.
 
@@ -149,9 +153,19 @@ def _show(result: Fit | GpuTable, outputs: tuple[Path, ...]) -> None:
     last = len(result.headings) - 1
     # Long names of options wrap, not the verdict after them; of several GPUs the option is last.
     numbers = range(last) if isinstance(result, GpuTable) else range(1, last + 1)
-    screen.print(table(result.headings, result.table(), left=(0, last), unbroken=numbers))
+    rows = result.table()
+    if isinstance(result, Fit):
+        rows = _with_hanging_names((result.headings, *rows), screen.width)[1:]
+    screen.print(table(result.headings, rows, left=(0, last), unbroken=numbers))
     screen.print()
     for note in result.notes():
         click.echo(wrapped(note, before=0))
     for path in outputs:
         click.echo(f"written to {path}")
+
+
+def _with_hanging_names(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    """The rows, with first cells divided into lines so that all columns fit the width; later lines are indented."""
+    others = [max(map(len, column)) for column in list(zip(*rows, strict=True))[1:]]
+    left = max(width - sum(others) - 2 * len(others), _NARROWEST)
+    return [("\n".join(textwrap.wrap(row[0], left, subsequent_indent="  ")), *row[1:]) for row in rows]

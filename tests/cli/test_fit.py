@@ -61,6 +61,10 @@ def test_verdicts_of_long_options_are_shown(model: Path) -> None:
     rows, _, _ = table.partition("\n\n")
     assert rows.count("OOM") >= 16
     assert rows.count("OOM, other training") == 3
+    assert all(
+        line.startswith(("as it is", "+ ", "  ", "AdamW", "LoRA", "plain SGD")) for line in rows.splitlines()[1:]
+    )
+    assert any(line.startswith("  ") for line in rows.splitlines())
 
 
 def test_several_gpus_are_one_line_each(model: Path, tmp_path: Path) -> None:

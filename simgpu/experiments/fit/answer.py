@@ -178,7 +178,9 @@ def _least(fit: FitOutcome) -> str:
     if row is None or row.run is None:
         return "Every option was refused."
     run, parts = row.run, []
-    parts.append(f"The least is {format_bytes(run.reserved)}, {_how(row)}")
+    least = min(other.run.reserved for other in fit.rows if other.run is not None and not other.candidate.changes)
+    about = "about " if least < run.reserved else ""
+    parts.append(f"The least is {about}{format_bytes(run.reserved)}, {_how(row)}")
     if kept := run.persistent.total:
         share = f"weights, gradients and optimizer state are {format_bytes(kept)}"
         parts[-1] += f"; {share} of it"

@@ -135,7 +135,7 @@ class OffloadGroups(Policy):
         returned = WithUnpacked(tuple(writing.unpacked()))
         size = format_bytes(sum(each.bytes for each in returned.tensors))
         count = len({each.schedule.group for each in copies})
-        note = f"{count} groups of saved tensors are offloaded, {len(copies)} tensors, {size}"
+        note = f"groups of saved tensors that are offloaded: {count}, with {len(copies)} tensors, {size}"
         return writing.writer.program((*transforms, returned), (*saved_note(recorded), note))
 
     def _check(self) -> None:

@@ -177,14 +177,14 @@ class TrainingOptions:
 
     def problems_of_plain(self, family: str) -> list[Problem]:
         """What a family that knows none of the options of decoders alone does not support."""
-        chosen = {
-            "loss": self.loss != LossForm.EAGER,
-            "master_weights": self.master_weights,
-            "grad_scaler": self.grad_scaler,
-        }
+        chosen = (
+            ("loss", f"the {self.loss} loss", self.loss != LossForm.EAGER),
+            ("master_weights", "training with float32 copies of the weights", self.master_weights),
+            ("grad_scaler", "scaling of gradients", self.grad_scaler),
+        )
         return [
-            Problem("", place, f"of {family} is not modelled", "leave it out")
-            for place, value in chosen.items()
+            Problem("", place, f"{what} is modelled for decoders only, not for {family}", "leave it out")
+            for place, what, value in chosen
             if value
         ]
 

@@ -183,6 +183,9 @@ def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> No
     assert 0 <= persistent.optimizer_state - 4 * decoder.parameters < 1000
     assert "does not fit" in result.answer
     assert "No batch, length or activation policy changes these" in result.answer
+    least = min(run_of(row).reserved for row in result if row.run is not None and not row.candidate.changes)
+    about = "about " if least < run_of(smallest).reserved else ""
+    assert f"The least is {about}{format_bytes(run_of(smallest).reserved)}, " in result.answer
     assert result.larger_gpus
     assert dict(result.facts())["persistent"].startswith(format_bytes(persistent.total))
     changed = dict.fromkeys(row.candidate.label.split(" + ")[0] for row in result if row.candidate.changes)
