@@ -45,6 +45,9 @@ def read_table(path: Path, table: Table[Row]) -> ReadTable[Row]:
 def table_of(text: str, path: Path, table: Table[Row]) -> ReadTable[Row]:
     """All rows of a CSV file's text, however it was read; see `read_table`."""
     result: ReadTable[Row] = ReadTable()
+    # An optimizer's kernel names thousands of blocks in one cell, more than csv reads by default; `read_text` has
+    # limited the text. The limit is of the whole process, so it is only raised: other threads may be reading.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader)]
