@@ -164,7 +164,7 @@ def _show(result: Fit | GpuTable, outputs: tuple[Path, ...]) -> None:
         click.echo(f"written to {path}")
 
 
-def _with_hanging_names(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+def _with_hanging_names(rows: Sequence[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     """The rows, with first cells divided into lines so that all columns fit the width; later lines are indented."""
     others = [max(map(len, column)) for column in list(zip(*rows, strict=True))[1:]]
     left = max(width - sum(others) - 2 * len(others), _NARROWEST)
