@@ -83,9 +83,9 @@ def fit_(
 ) -> None:
     """Ask whether MODEL fits a GPU, at which batch and length, with which options of its training, and at what cost.
 
-    MODEL is the Hugging Face config.json of a transformer or U-Net (those of simgpu zoo build) or its folder, a
-    network of the zoo (simgpu zoo list), or a trace. The answer comes first, then a table of all options that were
-    tried, each simulated with PyTorch's caching allocator. Of several GPUs, the table has the best option on each.
+    MODEL is the Hugging Face config.json of a transformer or a U-Net, or its folder; a network of the zoo; or a
+    trace. The answer comes first, then a table of all options that were tried, each simulated with PyTorch's caching
+    allocator. Of several GPUs, the table has the best option on each.
 
     Exit code 3: no option that trains the same fits.
 

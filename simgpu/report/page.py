@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
+from functools import partial
 from typing import Any, NamedTuple
 
 from simgpu.analysis.bars import (
@@ -29,7 +28,7 @@ from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec
 from simgpu.policies.registry import describe
 from simgpu.report.columns import page_data
 from simgpu.report.recorded import ReportInput
-from simgpu.report.template import filled, in_one_function
+from simgpu.report.template import filled, in_one_function, resource
 from simgpu.simulation.notes import allocator_text, context_text, kernel_times, other_memories_text
 from simgpu.timeline.streams import OWN_ENGINES, engine_text
 from simgpu.units import format_bandwidth, format_bytes, format_time
@@ -54,7 +53,7 @@ SCRIPTS = (
     "keys.js",
     "main.js",
 )
-_RESOURCES = files("simgpu.report") / "resources"
+_resource = partial(resource, "simgpu.report")
 
 
 def page(recorded: ReportInput, perfetto: Mapping[str, str]) -> str:
@@ -89,11 +88,6 @@ def _embedded(data: Any) -> str:
     """JSON in which no text can end the script element or open a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-@lru_cache
-def _resource(name: str) -> str:
-    return (_RESOURCES / name).read_text(encoding="utf-8")
 
 
 _STEADY = {

@@ -14,7 +14,14 @@ from typing import Any
 
 from simgpu.errors import InputError
 
-_BASE = files("simgpu.report") / "base.css"
+
+def resource(package: str, name: str) -> str:
+    """The text of a file in the folder ``resources`` of a package.
+
+    >>> "--accent" in resource("simgpu.report", "base.css")
+    True
+    """
+    return (files(package) / "resources" / name).read_text(encoding="utf-8")
 
 
 def filled(template: str, *, style: str, script: str, **values: Any) -> str:
@@ -31,7 +38,7 @@ def filled(template: str, *, style: str, script: str, **values: Any) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"
-    style_sheet = _BASE.read_text(encoding="utf-8") + style
+    style_sheet = resource("simgpu.report", "base.css") + style
     return environment.from_string(template).render(
         **values, style=Markup(style_sheet), script=Markup(script), policy=Markup(policy)
     )

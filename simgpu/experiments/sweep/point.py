@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,13 +70,14 @@ def _without_scenario(points: Points, point: int, error: Exception) -> PointRows
 
 def written_policies(points: Points, point: int) -> list[Row]:
     """The policies of a point as its file has them, valid or not, as columns of its rows."""
-    rows: list[Row] = []
-    for written in points.policies(point):
-        try:
-            rows.append(_policy(policy_from(written)))  # type: ignore[arg-type]  # may be invalid
-        except Exception:
-            rows.append({"policy": str(written)})
-    return rows
+    return [_written(each) for each in points.policies(point)]
+
+
+def _written(policy: object) -> Row:
+    if isinstance(policy, str | Mapping):
+        with suppress(Exception):  # the point reports it
+            return _policy(policy_from(policy))
+    return {"policy": str(policy)}
 
 
 def _run(scenario: Scenario, policy: Any) -> tuple[bool, Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from simgpu.papers.page.views import MEANINGS, bar_views, look, paper_views
 from simgpu.papers.recordings import HEADINGS, MANAGED_HEADINGS
 from simgpu.papers.reproduction import parts_text, rules_text
 from simgpu.papers.verdicts import Verdict
-from simgpu.report.template import check_page, filled, in_one_function
+from simgpu.report.template import check_page, filled, in_one_function, resource
 from simgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _REST = {
     Verdict.CANNOT: "not simulated",
     Verdict.FAILED: "failed with an error",
 }
-_RESOURCES = files("simgpu.papers.page") / "resources"
+_resource = partial(resource, "simgpu.papers.page")
 
 
 def page(reproduction: Reproduction, figures: Mapping[str, Sequence[FigureView]]) -> str:
@@ -86,10 +86,6 @@ def _recordings(recordings: Recordings) -> list[tuple[Sequence[str], Sequence[Se
     """Headings and rows of the tables that are not empty."""
     tables = [(HEADINGS, recordings.rows()), (MANAGED_HEADINGS, recordings.managed_rows())]
     return [(headings, rows) for headings, rows in tables if rows]
-
-
-def _resource(name: str) -> str:
-    return (_RESOURCES / name).read_text(encoding="utf-8")
 
 
 def write_page(run: Run, reproduction: Reproduction, path: str | Path) -> Path:

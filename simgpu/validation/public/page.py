@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from markupsafe import Markup
 
 from simgpu.io.atomic import atomic_file
 from simgpu.papers.page.svg import inline_svg
-from simgpu.report.template import filled
+from simgpu.report.template import filled, resource
 from simgpu.validation.public import tables
 from simgpu.validation.public.coverage import Coverage, coverage
 from simgpu.validation.public.figure import plot_scoreboard
@@ -25,7 +24,7 @@ from simgpu.validation.public.selection import Subject
 from simgpu.validation.public.times import ComparedTime, slowdowns
 from simgpu.version import __version__
 
-_RESOURCES = files("simgpu.validation.public") / "resources"
+_PACKAGE = "simgpu.validation.public"
 #: What a row is about: headings of the first columns of each table of compared rows.
 _ABOUT = ("row", "project", "model", "GPU", "micro-batch", "length", "options")
 #: A source on GitHub: the repository, and then a pull request, an issue, or a file of a commit.
@@ -75,8 +74,8 @@ def scoreboard_page(rows: Sequence[PublishedRow], peaks: Sequence[ComparedPeak],
     parts = [coverage(rows, subject) for subject in Subject]
     slower = slowdowns(times)
     return filled(
-        (_RESOURCES / "page.html.j2").read_text(encoding="utf-8"),
-        style=(_RESOURCES / "style.css").read_text(encoding="utf-8"),
+        resource(_PACKAGE, "page.html.j2"),
+        style=resource(_PACKAGE, "style.css"),
         script="",
         version=__version__,
         count=len(rows),
