@@ -7,8 +7,11 @@ module paths, so modules follow from the tags. `default_sections` chooses among 
   their own, follow one another, and are not bypassed: no activation from before a child is read by a later sibling.
   The children of the innermost such lists are sections: residual blocks, transformer layers, stages. The parts of such
   a block are bypassed by its shortcut, so no section begins or ends within it.
+* In a numbered list, what all blocks read bypasses none: an encoder's output, relative positions, the time of a
+  diffusion step. Where such blocks are alike, so that the layers of one are among those of the other, a list of unlike
+  parts in each block is not searched further: T5's blocks have two or three.
 * The network, or the one module that contains all of it, always counts as such a list. A module whose kernels do not
-  follow one another is replaced by its children.
+  follow one another is replaced by its children, unless it is one of a numbered list.
 * A module of numbered single layers (`nn.Sequential`) with over half of the network's layers is cut into about the
   square root of their number, as `torch.utils.checkpoint.checkpoint_sequential` does, where a single tensor passes.
 * Without module tags, the full network is cut in this way.
@@ -20,11 +23,13 @@ read does not.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import isqrt
+from operator import itemgetter
 from typing import NamedTuple
 
 from simgpu.graph.taskgraph import TaskGraph
@@ -70,7 +75,7 @@ def default_sections(graph: TaskGraph) -> Sections:
 
 def _of_module(graph: TaskGraph, modules: _Modules, path: str) -> list[tuple[str, list[str]]]:
     """A module's sections and their layers: itself, or slices of a long sequence, named as in Python."""
-    layers = modules.layers_in(path)
+    layers = modules.layers_in[path]
     if 2 * len(layers) <= len(modules.layers) or not modules.is_sequential(path):
         return [(path, layers)]
     parts = _parts(graph, layers)
@@ -188,25 +193,33 @@ class _Modules:
         start = ""
         while True:
             inner = self._with_children(start)
-            if len(inner) != 1 or all(self._is_bypassed(child, inner[0]) for child in self._with_children(inner[0])):
+            if len(inner) != 1 or self._bypassed.issuperset(self._with_children(inner[0])):
                 return start
             start = inner[0]
 
     def sections(self, path: str) -> Iterator[str]:
         """The sections in a module, in order."""
+        is_list = self._is_numbered(path) and self._is_list(path)
+        alike = self._is_numbered(path) and self._are_alike(path)
         for child in self._with_children(path):
-            if self._has_list(child) or not self._is_run(child):
+            if self._has_list(child, alike=alike) or not (self._is_run(child) or is_list):
                 yield from self.sections(child)
             else:
                 yield child
 
-    def layers_in(self, path: str) -> list[str]:
-        """The layers of a module, including the module itself."""
-        return [name for name in self.layers if name == path or name.startswith(f"{path}.")]
+    @cached_property
+    def layers_in(self) -> dict[str, list[str]]:
+        """For each module its layers, including the module itself."""
+        layers: dict[str, list[str]] = {path: [] for path in self._kernels}
+        for name in self.layers:
+            parts = name.split(".")
+            for n in range(len(parts) + 1):
+                layers[".".join(parts[:n])].append(name)
+        return layers
 
     def is_sequential(self, path: str) -> bool:
         """Whether a module is a sequence of single layers named by numbers."""
-        numbers = [name.removeprefix(f"{path}.") for name in self.layers_in(path)]
+        numbers = [name.removeprefix(f"{path}.") for name in self.layers_in[path]]
         return all(number.isdecimal() for number in numbers)
 
     @cached_property
@@ -247,31 +260,70 @@ class _Modules:
     def _place(self) -> dict[int, int]:
         return {k: place for place, k in enumerate(self._names)}
 
-    def _has_list(self, path: str) -> bool:
-        """Whether a module is a list of blocks, or contains one that is not bypassed.
+    def _has_list(self, path: str, *, alike: bool) -> bool:
+        """Whether a module is a list of blocks, which are alike where that is needed, or contains one that is not
+        bypassed."""
+        inner = [child for child in self._with_children(path) if child not in self._bypassed]
+        suits = self._are_alike(path) or not alike
+        return (suits and self._is_list(path)) or any(self._has_list(child, alike=alike) for child in inner)
 
-        The blocks follow one another; in a numbered list, some may run a part again later, as DiT's first block does.
+    def _is_list(self, path: str) -> bool:
+        """Whether a module is a list of blocks that follow one another.
+
+        In a numbered list, some may run a part again later, as DiT's first block does.
         """
-        inner = [child for child in self._with_children(path) if not self._is_bypassed(child, path)]
-        is_list = len(inner) == len(self._children[path]) > 1 and path not in self._names.values()
-        is_numbered = all(child.rpartition(".")[2].isdecimal() for child in inner)
-        enough = len(inner) // 2 + 1 if is_numbered else len(inner)
-        return (is_list and sum(map(self._is_run, inner)) >= enough) or any(map(self._has_list, inner))
+        inner = [child for child in self._with_children(path) if child not in self._bypassed]
+        if not len(inner) == len(self._children[path]) > 1 or path in self._names.values():
+            return False
+        enough = len(inner) // 2 + 1 if self._is_numbered(path) else len(inner)
+        return sum(map(self._is_run, inner)) >= enough
 
-    def _is_bypassed(self, child: str, path: str) -> bool:
-        """Whether a kernel of the module after the child reads an activation written before the child."""
-        first, last = self._kernels[child][0], self._kernels[child][-1]
-        return any(producer < first for k in self._kernels[path] if k > last for producer in self._producers[k])
+    def _is_numbered(self, path: str) -> bool:
+        return all(child.rpartition(".")[2].isdecimal() for child in self._children[path])
+
+    def _are_alike(self, path: str) -> bool:
+        """Whether the layers of a block in a module are among those of another."""
+        inner = {
+            frozenset(name.removeprefix(child) for name in self.layers_in[child]) for child in self._with_children(path)
+        }
+        one_for_all = len(inner) < len(self._with_children(path))
+        return one_for_all or any(one <= other or other <= one for one, other in combinations(inner, 2))
 
     @cached_property
-    def _producers(self) -> dict[int, list[int]]:
+    def _bypassed(self) -> frozenset[str]:
+        """The modules after which a kernel of the same outer module reads an activation from before them."""
+        bypassed: set[str] = set()
+        for path, inner in self._children.items():
+            spans = [(child, self._kernels[child][0], self._kernels[child][-1]) for child in inner]
+            shared = self._shared(path) if len(inner) > 1 else frozenset()
+            for k in self._kernels[path] if inner else ():
+                for producer in self._producers[k] - shared:
+                    first = bisect_right(spans, producer, key=itemgetter(1))
+                    last = bisect_left(spans, k, key=itemgetter(1))
+                    bypassed.update(child for child, _, stop in spans[first:last] if stop < k)
+        return frozenset(bypassed)
+
+    def _shared(self, path: str) -> frozenset[int]:
+        """The kernels that write what all later blocks of a numbered list read, and no other kernel of the list."""
+        if not self._is_numbered(path) or path in self.layers:
+            return frozenset()
+        blocks = [self._kernels[child] for child in self._children[path]]
+        read = [frozenset().union(*(self._producers[k] for k in kernels)) for kernels in blocks]
+        return frozenset(
+            producer
+            for producer in frozenset().union(*read)
+            if all(producer in one for kernels, one in zip(blocks, read, strict=True) if kernels[0] > producer)
+        )
+
+    @cached_property
+    def _producers(self) -> dict[int, frozenset[int]]:
         """For each kernel of forward, the kernels that wrote the activations it reads."""
         graph, flows = self.graph, activations(self.graph)
         producer: dict[tuple[int, int], int] = {}
         producers = {}
         for k in self._names:
             read = zip(graph.reads[k], graph.read_versions[k], strict=True)
-            producers[k] = [producer[each] for each in read if each in producer]
+            producers[k] = frozenset(producer[each] for each in read if each in producer)
             written = zip(graph.writes[k], graph.write_versions[k], strict=True)
             producer |= {each: k for each in written if each[0] in flows}
         return producers

@@ -68,7 +68,35 @@ def test_blocks_of_a_numbered_list_are_sections_though_the_first_runs_a_part_aga
     layers = [Layer("stem.first", "conv2d", ("x",), "s"), Layer("stem.second", "conv2d", ("s",), "a")]
     layers += [each for n in range(3) for each in block(f"blocks.{n}", "abc"[n], "bcd"[n])]
     again = [Layer("blocks.0.embedding", "linear", ("d",), "e"), Layer("head", "linear", ("e",), "f")]
-    assert {"blocks.1", "blocks.2"} < sections(network(*layers, *again)).keys()
+    assert list(sections(network(*layers, *again))) == ["stem", "blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_blocks_that_all_read_one_tensor_are_sections():
+    """As decoder blocks read the encoder's output, and residual blocks of a U-Net the time of the diffusion step."""
+
+    def decoder(*readers: int) -> Trace:
+        blocks = []
+        for n in range(3):
+            first, *others = block(f"blocks.{n}", "abc"[n], "bcd"[n])
+            blocks += [replace(first, reads=("abc"[n], "encoded")) if n in readers else first, *others]
+        stem = [Layer("encoder.up", "linear", ("x",), "h"), Layer("encoder.down", "linear", ("h",), "encoded")]
+        return network(*stem, Layer("embedding", "linear", ("x",), "a"), *blocks, Layer("head", "linear", ("d",), "e"))
+
+    assert list(sections(decoder(0, 1, 2))) == ["encoder", "blocks.0", "blocks.1", "blocks.2"]
+    assert "blocks.0" not in sections(decoder(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (("attention", "mlp"), ["blocks.0", "blocks.1"]),
+        (("conv", "conv"), ["blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1"]),
+    ],
+)
+def test_blocks_of_unlike_parts_are_sections_themselves(parts, expected):
+    """As T5's blocks are lists of attention and feed-forward layers; of parts alike, each is a section."""
+    names = [f"blocks.{n}.{part}.{name}.{layer}" for n in range(2) for part, name in enumerate(parts) for layer in "ab"]
+    assert list(sections(chained(["stem", *names, "head"]))) == expected
 
 
 def test_blocks_of_a_single_kernel_are_sections():
