@@ -37,6 +37,9 @@ _MOST_SPANS = 50_000
 #: The streams of a program's segments, to see whether somebody has changed them since.
 Contents = list[dict[StreamId, Sequence[Instruction]]]
 
+#: The plan's function, the policy, and the node where the plan read it.
+_PlanKey = tuple[object, Policy, NodeSpec | None]
+
 
 class WatchedContext(PlanContext):
     """A plan context that notes which of its fields were read."""
@@ -65,27 +68,30 @@ def is_own(policy: Policy) -> bool:
 
 
 def planned_once(policy: Policy, context: PlanContext) -> Program:
-    """The policy's program, as `planned` gives it; the one of an earlier call where that plan read only the graph.
+    """The policy's program, as `planned` gives it; that of an earlier call where the plan read the graph alone, or the
+    graph and an equal node.
 
     Only for simgpu's own policies. A plan that equals an earlier one gives the same object.
     """
     if not is_own(policy):
         return planned(policy, context)
-    plans: dict[tuple[object, Policy], tuple[Program, Contents]] = context.graph.kept.setdefault(("plans",), {})
-    key = type(policy).plan, policy
+    plans: dict[_PlanKey, tuple[Program, Contents]] = context.graph.kept.setdefault(("plans",), {})
+    of_any: _PlanKey = type(policy).plan, policy, None
+    of_node: _PlanKey = type(policy).plan, policy, context.node
     try:
-        known = plans.get(key)
+        for key in (of_any, of_node):
+            known = plans.get(key)
+            if known is not None and _contents(known[0]) == known[1]:
+                _keep(plans, key, known)
+                return known[0]
     except TypeError:  # a parameter that cannot be hashed
         return planned(policy, context)
-    if known is not None and _contents(known[0]) == known[1]:
-        _keep(plans, key, known)
-        return known[0]
     watched = WatchedContext(**{name: getattr(context, name) for name in _FIELDS})
     program = planned(policy, watched)
     if not watched.seen <= {"graph"}:
-        return _one_of_equals(program, context.graph)
-    if len(program) <= _LARGEST:
-        _keep(plans, key, (program, _contents(program)))
+        program = _one_of_equals(program, context.graph)
+    if watched.seen <= {"graph", "node"} and len(program) <= _LARGEST:
+        _keep(plans, of_node if "node" in watched.seen else of_any, (program, _contents(program)))
     return program
 
 

@@ -17,6 +17,7 @@ from simgpu.machine.compiled_engine import Engine
 from simgpu.machine.run import MachineRun
 from simgpu.memory.pool import UNLIMITED
 from simgpu.policies.base import PlanContext, Policy
+from simgpu.policies.checkpoint import Checkpoint
 from simgpu.policies.vdnn import Vdnn
 from simgpu.program.instructions import COMPUTE, Program
 from simgpu.program.lowering import lower
@@ -68,6 +69,17 @@ def test_a_plan_that_read_only_the_graph_is_made_once(trace: Trace, monkeypatch:
     simulate(trace, FAST, "vdnn", parameters={"mode": "conv"})
     simulate(copy(trace), FAST, "vdnn")
     assert len(contexts) == 3
+
+
+def test_a_plan_that_read_graph_and_node_is_made_once_for_each_node(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = plans_of(monkeypatch, Checkpoint)
+    several = [(node, budget) for node in (FAST, replace(FAST), SLOW) for budget in (10**5, 10**6)]
+    results = [simulate(trace, node, "checkpoint", budget=budget) for node, budget in several]
+    assert len(contexts) == 2
+    for result, (node, budget) in zip(results, several, strict=True):
+        assert same(result, simulate(copy(trace), node, "checkpoint", budget=budget))
 
 
 def test_a_plan_that_made_trial_runs_is_made_again(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:

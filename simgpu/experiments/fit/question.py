@@ -123,7 +123,7 @@ class Question:
 
         def within(budget: int, allocator: str | None = None, node: NodeSpec = self.node) -> Result:
             given: RunSettings = {"budget": budget, "pool": "caching", "allocator": allocator, "iterations": 2}
-            with no_collection():  # a quarter of the time is spent on objects that stay
+            with no_collection():
                 return simulate(trace, node, policy, parameters=parameters, **given)
 
         result, allocator = within(_UNLIMITED), ""
@@ -159,7 +159,8 @@ class Question:
         if key not in self.traces:
             for old in list(islice(self.traces, max(len(self.traces) - _KEPT, 0))):
                 del self.traces[old]
-            self.traces[key] = self.workload.trace(batch, length, self.node.gpu, build)
+            with no_collection():
+                self.traces[key] = self.workload.trace(batch, length, self.node.gpu, build)
         return self.traces[key]
 
     def _compared(self, run: FitRun) -> FitRun:
