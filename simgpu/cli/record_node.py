@@ -24,7 +24,9 @@ _SIZES = ", ".join(map(format_bytes, DEFAULT_SIZES))
     "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE", help="YAML file to write."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--device", default="cuda", show_default=True, metavar="cuda|cuda:N", help="GPU to measure.")
+@click.option(
+    "--device", default="cuda", show_default=True, metavar="cuda|cuda:N", help="GPU to measure; cuda: all of its kind."
+)
 @click.option("--sizes", default=_SIZES, show_default=True, metavar="SIZE,SIZE...", help="Copy sizes to measure.")
 @click.option(
     "--repetitions",
@@ -40,8 +42,11 @@ def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, q
 
     Measures the bandwidth and latency of host-to-device and device-to-host copies with pinned memory, and the
     bandwidth of copies on the GPU. Queries the memory, multiprocessors, copy engines and architecture of the GPU, and
-    the host's memory and cores. The file states the source of each value. Run it while the GPU is otherwise idle.
+    the host's memory and cores. The file states the source of each value. Run it while the GPUs are otherwise idle.
     Needs PyTorch: install simgpu with the extra 'record'.
+
+    Several GPUs of one kind also copy at the same time, in each direction and in both: the file then has the switches
+    and the bandwidth of host memory that they share. --device cuda:0 measures one alone.
 
     \b
     simgpu validate node -o my-node.yaml

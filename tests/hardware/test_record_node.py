@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node, load_node_file
+from simgpu.hardware.spec import Duplex, LinkSpec, NodeSpec
 from simgpu.recorder.machine.bandwidth import (
     DEFAULT_SIZES,
     CopyDirection,
@@ -30,6 +31,7 @@ from simgpu.recorder.machine.entry import (
     record_node,
 )
 from tests.cli.cli_helpers import simgpu
+from tests.recorder.simulated_node import SimulatedNode, node, switch
 
 DAY = "2024-05-17"
 FACTS = GpuProperties("Test GPU", 8 * 2**30, 80, (7, 0), 7, "PyTorch 2")
@@ -106,10 +108,11 @@ def test_scatter_of_large_copies_does_not_change_the_fitted_latency() -> None:
 
 
 def recorded(
-    tmp_path: Path, facts: GpuProperties = FACTS, host: HostProperties = HOST, device: StandIn | None = None
+    tmp_path: Path, facts: GpuProperties = FACTS, host: HostProperties = HOST, several: NodeSpec | None = None
 ) -> Path:
     path = tmp_path / "mine.yaml"
-    text = measured_node("mine", facts, device or StandIn(), host, DEFAULT_SIZES, 20, DAY)
+    group = SimulatedNode(several or node(1))
+    text = measured_node("mine", facts, StandIn(), group, host, DEFAULT_SIZES, 20, DAY)
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -153,6 +156,34 @@ def test_the_memory_of_the_context_is_recorded_where_it_was_measured(tmp_path: P
     assert file.gpu.context_memory == 452 * 2**20
     assert "without the allocator's, but with that of other programs" in file.sources["gpu.context_memory"]
     assert load_node(recorded(tmp_path)).gpu.context_memory is None
+
+
+def test_several_gpus_are_recorded_with_what_they_share(tmp_path: Path) -> None:
+    pairs = [switch((0, 1), 30, 25), switch((2, 3), 30, 25)]
+    path = recorded(tmp_path, several=node(4, pairs, memory=80))
+    file, result = load_node_file(path), load_node(path)
+    assert result.gpus == 4
+    assert result.switches == tuple(pairs)
+    assert result.host.memory_bandwidth == 80 * GIGA
+    assert "GPUs 2, 3 at once 30.000 GB/s device-to-host, 25.000 GB/s" in file.sources["switches[1].h2d_bandwidth"]
+    assert "all GPUs at once 60.000 GB/s device-to-host" in file.sources["host.memory_bandwidth"]
+    assert "No switch" not in path.read_text(encoding="utf-8")
+
+
+def test_several_gpus_that_share_nothing_are_recorded_without_limits(tmp_path: Path) -> None:
+    path = recorded(tmp_path, several=node(2, [switch((1,), 10, 10)]))
+    result = load_node(path)
+    assert (result.gpus, result.switches, result.host.memory_bandwidth) == (2, (), None)
+    text = path.read_text(encoding="utf-8")
+    assert "# No switch and no host.memory_bandwidth is given: copies of all GPUs at once" in text
+    assert "# link is that of GPU 0. The slowest GPU alone copies at 40% of its rate device-to-host." in text
+
+
+@pytest.mark.parametrize(("engines", "expected"), [(2, Duplex.HALF), (1, Duplex.FULL)])
+def test_a_link_that_both_directions_share_is_half_duplex(tmp_path: Path, engines: int, expected: Duplex) -> None:
+    half = replace(node(1), link=LinkSpec("wire", 20 * GIGA, 20 * GIGA, duplex=Duplex.HALF))
+    path = recorded(tmp_path, replace(FACTS, copy_engines=engines), several=half)
+    assert load_node(path).link.duplex is expected, "one engine serves one direction at a time on any link"
 
 
 def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: Path) -> None:
@@ -248,7 +279,7 @@ def test_the_command_reports_wrong_arguments_before_measuring(
 def test_the_command_writes_and_prints_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(name: str, **arguments: object) -> str:
         assert arguments["sizes"] == [1024, 2048]
-        return measured_node(name, FACTS, StandIn(), HOST, [1024, 2048], 3, DAY)
+        return measured_node(name, FACTS, StandIn(), SimulatedNode(node(1)), HOST, [1024, 2048], 3, DAY)
 
     monkeypatch.setattr("simgpu.cli.record_node.record_node", stand_in)
     path = tmp_path / "desk.yaml"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +19,10 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder.clocks import HostClock
 from simgpu.recorder.machine.bandwidth import CopyDirection, measure
-from simgpu.recorder.machine.cuda_copies import TorchCopies, copy_engines, open_device
+from simgpu.recorder.machine.cuda_copies import TorchCopies, TorchGroup, copy_engines, open_device, open_group
 from simgpu.recorder.machine.entry import record_node
+from simgpu.recorder.machine.shared_capacities import Mode
+from simgpu.recorder.machine.together import measure_together
 
 _CPU = torch.device("cpu")
 
@@ -54,6 +59,49 @@ def test_a_copy_moves_every_byte(way: CopyDirection, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.Tensor, "copy_", watched)
     TorchCopies(_CPU, HostClock()).copy_times(way, 12_345, 1)
     assert set(moved) == {(12_345, True)}
+
+
+@dataclass
+class Stream(AbstractContextManager[None]):
+    """Notes each time that it becomes the current stream."""
+
+    number: int
+    used: list[int]
+
+    def __enter__(self) -> None:
+        self.used.append(self.number)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_streams_of_several_devices_copy_one_after_the_other_from_the_start() -> None:
+    used: list[int] = []
+    streams = count()
+    group = TorchGroup([TorchCopies(_CPU, CountingClock())] * 3, lambda device: Stream(next(streams), used))
+    times = group.times_together([2, 0], (CopyDirection.OUT, CopyDirection.IN), 100, copies=3)
+    assert used == [0, 1, 2, 3] * 3, "no stream is done before all have begun"
+    assert times == [[1, 9, 17], [3, 11, 19], [5, 13, 21], [7, 15, 23]]
+
+
+def test_several_devices_measured_for_real_in_host_memory() -> None:
+    group = TorchGroup([TorchCopies(_CPU, HostClock())] * 3, lambda device: nullcontext())
+    rates = measure_together(group, 2**16, repetitions=3)
+    assert set(rates[Mode.BOTH]) >= {(0,), (1,), (2,), (0, 1, 2)}
+    assert all(rate > 0 for each in rates.values() for several in each.values() for rate in several)
+
+
+def test_all_devices_of_the_first_one_s_kind_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [("A", 8), ("B", 8), ("A", 8), ("A", 4)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: SimpleNamespace(name=kinds[index][0], total_memory=kinds[index][1]),
+    )
+    assert [copies.device.index for copies in open_group("cuda").devices] == [0, 2]
+    assert [copies.device.index for copies in open_group("cuda:1").devices] == [1]
 
 
 def test_host_memory_measured_for_real() -> None:

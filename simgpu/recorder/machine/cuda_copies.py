@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +32,15 @@ class TorchCopies:
     clock: Clock
 
     def copy_times(self, way: CopyDirection, size: int, repetitions: int) -> list[int]:
-        """Returns the duration of each copy in nanoseconds.
+        """Returns the duration of each copy in nanoseconds; raises `InputError` as `memories`."""
+        source, target = self.memories(way, size)
+        pairs = [self.copy(source, target) for _ in range(_WARM_UP + repetitions)]
+        return self.clock.durations(pairs)[_WARM_UP:]
 
-        Raises `InputError` if the memory for a copy of that size cannot be allocated.
+    def memories(self, way: CopyDirection, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns source and target of copies of `size` bytes.
+
+        Raises `InputError` if memory of that size cannot be allocated.
         """
         try:
             source = self._memory(size, way, (CopyDirection.IN, CopyDirection.PAGEABLE_IN))
@@ -42,8 +49,13 @@ class TorchCopies:
             reason = str(error).partition("\n")[0]
             what = f"out of memory for a copy of {size} bytes, {way}: {reason}"
             raise InputError.single("record_node", "sizes", what, "measure smaller sizes with --sizes") from None
-        pairs = [self._copy(source, target) for _ in range(_WARM_UP + repetitions)]
-        return self.clock.durations(pairs)[_WARM_UP:]
+        return source, target
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> tuple[object, object]:
+        """Copies without waiting for the device; returns the clock's marks before and after."""
+        begin = self.clock.mark()
+        target.copy_(source, non_blocking=True)
+        return begin, self.clock.mark()
 
     def _memory(self, size: int, way: CopyDirection, on_host: tuple[CopyDirection, CopyDirection]) -> torch.Tensor:
         pinned, pageable = on_host
@@ -53,10 +65,62 @@ class TorchCopies:
             return torch.ones(size, dtype=torch.uint8)  # zeros would be pages that the system has not allocated yet
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> tuple[object, object]:
-        begin = self.clock.mark()
-        target.copy_(source, non_blocking=True)
-        return begin, self.clock.mark()
+
+@dataclass(frozen=True)
+class TorchGroup:
+    """Copies of several devices at the same time, each direction in a stream of its own.
+
+    stream: makes a new stream of a device the current one.
+    """
+
+    devices: Sequence[TorchCopies]
+    stream: Callable[[torch.device], AbstractContextManager[object]]
+
+    @property
+    def count(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    def times_together(
+        self, gpus: Sequence[int], directions: Sequence[CopyDirection], size: int, copies: int
+    ) -> list[list[int]]:
+        """Returns the nanoseconds of consecutive copies, by GPU and then by direction; raises `InputError` as
+        `TorchCopies.memories`."""
+        streams = [
+            (device, self.stream(device.device), device.memories(way, size))
+            for device in (self.devices[gpu] for gpu in gpus)
+            for way in directions
+        ]
+        pairs: list[list[tuple[object, object]]] = [[] for _ in streams]
+        for _ in range(copies):  # one copy of each stream after the other, so that all of them begin at the same time
+            for marks, (device, stream, memories) in zip(pairs, streams, strict=True):
+                with stream:
+                    marks.append(device.copy(*memories))
+        return [device.clock.durations(marks) for marks, (device, *_) in zip(pairs, streams, strict=True)]
+
+
+def open_group(name: str) -> TorchGroup:
+    """Returns the CUDA devices to measure together: for ``cuda`` the first and all of its kind, for ``cuda:N`` one.
+
+    Raises `InputError` as `open_device`.
+    """
+    first, count = _index_and_count(name)
+    alike = [first] if ":" in name else [index for index in range(count) if _kind(index) == _kind(first)]
+    devices = [torch.device("cuda", index) for index in alike]
+
+    def synchronize() -> None:
+        for device in devices:
+            torch.cuda.synchronize(device)
+
+    clock = CudaClock(synchronize=synchronize)
+    return TorchGroup(
+        [TorchCopies(device, clock) for device in devices], lambda device: torch.cuda.stream(torch.cuda.Stream(device))
+    )
+
+
+def _kind(index: int) -> tuple[str, int]:
+    properties = torch.cuda.get_device_properties(index)
+    return properties.name, properties.total_memory
 
 
 def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
@@ -64,15 +128,7 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
 
     Raises `InputError` for other names, and for a device that does not exist.
     """
-    match = re.fullmatch(r"cuda(?::(\d+))?", name)
-    if match is None:
-        what = f"{name!r} is not a CUDA device: only a GPU has a link to measure"
-        raise InputError.single("record_node", "device", what, "give cuda or cuda:N")
-    index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= count:
-        seen = f"{count} CUDA device{'' if count == 1 else 's'}" if count else "no CUDA device"
-        what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
-        raise InputError.single("record_node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
+    index, _ = _index_and_count(name)
     torch.cuda.set_device(index)
     context = context_memory(torch.cuda.mem_get_info(index), torch.cuda.memory_reserved(index))
     result = torch.cuda.get_device_properties(index)
@@ -86,6 +142,20 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
         context,
     )
     return facts, TorchCopies(torch.device("cuda", index), CudaClock())
+
+
+def _index_and_count(name: str) -> tuple[int, int]:
+    """Returns the number of a CUDA device, which exists, and that of all; raises `InputError` as `open_device`."""
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        what = f"{name!r} is not a CUDA device: only a GPU has a link to measure"
+        raise InputError.single("record_node", "device", what, "give cuda or cuda:N")
+    index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        seen = f"{count} CUDA device{'' if count == 1 else 's'}" if count else "no CUDA device"
+        what = f"{name!r}: PyTorch {torch.__version__} sees {seen}"
+        raise InputError.single("record_node", "device", what, f"give cuda:0 to cuda:{count - 1}" if count else _REMEDY)
+    return index, count
 
 
 def context_memory(free_and_total: tuple[int, int], reserved: int) -> int | None:

@@ -14,6 +14,7 @@ import yaml
 
 from simgpu.errors import InputError, MissingExtraError, Problem
 from simgpu.hardware.spec import ArchitectureName
+from simgpu.io.schema import put
 from simgpu.recorder.machine.bandwidth import (
     DEFAULT_SIZES,
     CopyDevice,
@@ -22,6 +23,8 @@ from simgpu.recorder.machine.bandwidth import (
     measure,
     measure_pageable,
 )
+from simgpu.recorder.machine.sharing_entries import Entry, SharingEntries, sharing_entries, speed
+from simgpu.recorder.machine.together import CopyGroup, measure_together
 from simgpu.units import BYTE_UNITS, format_bytes
 
 DEFAULT_REPETITIONS = 20
@@ -74,14 +77,16 @@ def record_node(
     """Measures this machine's GPU and returns the text of a node file; needs PyTorch and a CUDA device.
 
     name: name of the node.
-    device: ``cuda`` or ``cuda:N``.
+    device: ``cuda:N`` for that GPU, ``cuda`` for the first one and all visible GPUs of its kind.
     sizes: copy sizes in bytes, at least two different ones.
     repetitions: copies of each size in each direction; the median counts.
     date: ISO 8601 date of the measurement, by default today.
 
     Bandwidths between device and (pinned) host are those of the largest copies, one direction at a time. Latency comes
     from a line fitted to all sizes (`bandwidth.fit_latency`). The bandwidth of device memory is what copies inside the
-    device reach, which is below the data sheet's peak.
+    device reach, which is below the data sheet's peak. Several GPUs also copy at the same time: where they are slower
+    than each alone, the file has the switches and the bandwidth of host memory that they share
+    (`shared_capacities`). The link is that of the first GPU.
 
     Raises `InputError` for invalid arguments or a missing device, `MissingExtraError` without PyTorch.
 
@@ -92,23 +97,24 @@ def record_node(
     _check_arguments(sizes, repetitions, date)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("measuring a node", "torch", "record")
-    from simgpu.recorder.machine.cuda_copies import open_device
+    from simgpu.recorder.machine.cuda_copies import open_device, open_group
 
     day = date if date is not None else datetime.date.today().isoformat()
     facts, copies = open_device(device)
-    return measured_node(name, facts, copies, host_properties(), sizes, repetitions, day)
+    return measured_node(name, facts, copies, open_group(device), host_properties(), sizes, repetitions, day)
 
 
 def measured_node(
     name: str,
     facts: GpuProperties,
     copies: CopyDevice,
+    group: CopyGroup,
     host: HostProperties,
     sizes: Sequence[int],
     repetitions: int,
     day: str,
 ) -> str:
-    """Returns the text of the node file; the copies can be measured on any `CopyDevice`."""
+    """Returns the text of the node file; the copies can be measured on any `CopyDevice` and `CopyGroup`."""
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu validate node on {day}"
     description = f"reported by {facts.reported_by} to simgpu validate node on {day}"
@@ -135,29 +141,34 @@ def measured_node(
             _engines(facts),
             f"the driver reports {facts.copy_engines}; at most one per direction is used",
         ),
-        ("gpu.dram_bandwidth", _speed(speeds.within), f"{by}: {median} inside the device, bytes read plus written"),
-        ("link.d2h_bandwidth", _speed(speeds.d2h), pinned),
-        ("link.h2d_bandwidth", _speed(speeds.h2d), pinned),
+        ("gpu.dram_bandwidth", speed(speeds.within), f"{by}: {median} inside the device, bytes read plus written"),
+        ("link.d2h_bandwidth", speed(speeds.d2h), pinned),
+        ("link.h2d_bandwidth", speed(speeds.h2d), pinned),
         ("link.latency", f"{speeds.latency_ns} ns", f"{by}: {_line(speeds, sizes)}"),
         (
             "host.pageable_bandwidth",
-            _speed(measure_pageable(copies, max(sizes), repetitions)),
+            speed(measure_pageable(copies, max(sizes), repetitions)),
             f"{by}: {median}, not pinned, as much out as back, from and to the same memory",
         ),
         ("host.memory", _exact(host.memory), f"reported by the system to simgpu validate node on {day}"),
         ("host.cores", host.cores, f"reported by the system to simgpu validate node on {day}: {host.cores_are}"),
     ]
     known = [entry for entry in entries if entry[1] is not None]
+    rates = measure_together(group, max(sizes), repetitions)
+    several = sharing_entries(rates, facts.copy_engines, by, median)
     comment = "" if has_times or generation is None else _NO_TIMES.format(generation)
-    return _text(name, facts.name, f"one {facts.name}, {by}", known, comment)
+    boards = f"one {facts.name}" if group.count == 1 else f"{group.count} of {facts.name}"
+    return _text(name, facts.name, f"{boards}, {by}", known, several, comment)
 
 
-def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, object, str]], comment: str) -> str:
-    """Returns a node file of (key, value, source); comment: lines that follow the head."""
-    sections: dict[str, dict[str, object]] = {"gpu": {"name": gpu}, "link": {"kind": "host link, as measured"}}
+def _text(name: str, gpu: str, description: str, known: Sequence[Entry], several: SharingEntries, comment: str) -> str:
+    """Returns a node file; comment: lines that follow the head."""
+    entries = [*known, *several.entries]
+    sections: dict[str, object] = {"gpu": {"name": gpu}, "link": {"kind": "host link, as measured"}}
+    if several.switches:
+        sections["switches"] = [{"gpus": list(gpus)} for gpus in several.switches]
     for key, value, _ in entries:
-        section, _, inner = key.partition(".")
-        sections.setdefault(section, {})[inner] = value
+        put(sections, key, value)
     document = {
         "schema": "simgpu.node/1",
         "name": name,
@@ -165,7 +176,8 @@ def _text(name: str, gpu: str, description: str, entries: Sequence[tuple[str, ob
         **sections,
         "sources": {key: source for key, _, source in entries},
     }
-    return _HEAD + comment + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10**6)
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=10**6)
+    return _HEAD + several.comment + comment + text
 
 
 def architecture(capability: tuple[int, int]) -> str | None:
@@ -236,8 +248,3 @@ def _exact(size: int | None) -> str | None:
         return None
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if size % BYTE_UNITS[unit] == 0), "B")
     return f"{size // BYTE_UNITS[unit]} {unit}"
-
-
-def _speed(bytes_per_second: int) -> str:
-    """Formats a bandwidth, rounded to 1 MB/s, which is much less than copies vary."""
-    return f"{bytes_per_second / 10**9:.3f} GB/s"
