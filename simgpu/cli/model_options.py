@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -54,7 +55,16 @@ def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="With a config.json: of weights and activations.  [default: float32]",
         ),
         click.option(
-            "--length", metavar="N", type=click.IntRange(min=1), help="With a config.json: tokens in each sample."
+            "--sample-size",
+            metavar="N",
+            type=click.IntRange(min=1),
+            help="With a U-Net's config.json: side of latent images.  [default: its own]",
+        ),
+        click.option(
+            "--length",
+            metavar="N",
+            type=click.IntRange(min=1),
+            help="With a config.json: tokens in each sample; of a U-Net's text.",
         ),
     ):
         command = option(command)
@@ -65,16 +75,23 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> str | Callable[..., Any]:
     """MODEL as `simgpu.record` takes it: a name, or the factory of a configuration.
 
     chosen: values of `configuration_options`, None for those that were not given. Raises `InputError` if they do not
-    belong to the model, or the length of a configuration is missing.
+    belong to the model, or one that a configuration needs is missing.
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     if is_configuration(model):
-        if "length" not in given:
-            raise InputError.single(
-                "", "--length", "is missing", "give the number of tokens per sample, as --length 2048"
-            )
-        return configured_model(model, **given)
+        try:
+            return configured_model(model, **given)
+        except InputError as error:
+            problems = [
+                replace(each, place=_option(each.place)) if each.place in chosen and not each.file else each
+                for each in error.problems
+            ]
+            raise InputError(problems) from None
     if given:
         what = f"describes the model of a config.json, and {model} is none"
-        raise InputError([Problem("", f"--{name}", what, "leave it out") for name in given])
+        raise InputError([Problem("", _option(name), what, "leave it out") for name in given])
     return model
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -178,7 +178,7 @@ def record(
     module (then give --input), (module, inputs), or (module, inputs, labels, loss); a last element with batches to
     train on can follow. The inputs are a tensor, a tuple, or a mapping of keyword arguments. Needs PyTorch: install
     simgpu with the extra 'record'. MODEL can also be the config.json of a Hugging Face model, or its folder: its
-    modules are those of transformers (extra 'predict'). Without them, see `simgpu zoo build`.
+    modules are those of transformers or diffusers (extra 'predict'). Without them, see `simgpu zoo build`.
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine

@@ -1,4 +1,4 @@
-"""`configured_model` makes the factory of a model of ``transformers`` from its Hugging Face ``config.json``."""
+"""`configured_model` makes the factory of a model of transformers or diffusers from its ``config.json``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.io.input_files import parse_json, read_text
+from simgpu.recorder.configured_diffusion import (
+    diffusion_data,
+    diffusion_model,
+    diffusion_problems,
+    is_diffusion,
+    loss_of_noise,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +32,12 @@ _LONGEST = 2**31 - 1
 
 
 def configured_model(
-    path: str | Path, *, length: int, dtype: str = "float32", attention: str = "sdpa"
+    path: str | Path,
+    *,
+    length: int | None = None,
+    sample_size: int | None = None,
+    dtype: str = "float32",
+    attention: str = "sdpa",
 ) -> Callable[[int], tuple[Any, ...]]:
     """The factory, for `simgpu.record` and `simgpu.record_requests`, of a model with random weights.
 
@@ -33,8 +45,10 @@ def configured_model(
     ``architectures``, or the causal language model of its ``model_type``. length: tokens in each sample, and in its
     labels where each token has one; there is no padding. dtype: of weights and activations, one of `DTYPES`, without
     autocast. attention: one of `ATTENTION`. Keys and values are not cached (``use_cache=False``).
+    Of diffusers, a U-Net or a DiT, which learns to predict noise as in diffusers' training scripts. length: tokens of a
+    U-Net's text, by default 77. sample_size: side of a U-Net's latent images, by default the configuration's.
 
-    Raises `InputError` for values that are not supported. The factory raises `MissingExtraError` without transformers.
+    Raises `InputError` for values that are not supported. The factory raises `MissingExtraError` without the package.
 
     >>> configured_model("Llama-3.1-8B/config.json", length=0, dtype="int8")
     Traceback (most recent call last):
@@ -46,18 +60,34 @@ def configured_model(
         for place, value, known in (("dtype", dtype, DTYPES), ("attention", attention, ATTENTION))
         if value not in known
     ]
-    if not 1 <= length <= _LONGEST:
-        what = f"{length} is not a number from 1 to {_LONGEST}"
-        problems.append(Problem("", "length", what, "give the number of tokens in a sample"))
+    for place, number, what in (("length", length, "tokens"), ("sample_size", sample_size, "values of each side")):
+        if number is not None and not 1 <= number <= _LONGEST:
+            wrong = f"{number} is not a number from 1 to {_LONGEST}"
+            problems.append(Problem("", place, wrong, f"give the number of {what} in a sample"))
     if problems:
         raise InputError(problems)
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     values = parse_json(read_text(file, "a configuration (JSON text file)", _REMEDY, _LIMIT), file, _REMEDY)
     if not isinstance(values, dict):
         raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", _REMEDY)
-    architecture = _architecture(values, file)
+    if is_diffusion(values):
+        problems = diffusion_problems(values, file, length=length, sample_size=sample_size, attention=attention)
+    elif length is None:
+        problems.append(Problem("", "length", "is missing", "give the number of tokens per sample, as 2048"))
+    if sample_size is not None and not is_diffusion(values):
+        problems.append(Problem("", "sample_size", "applies to U-Nets only", "leave it out"))
+    if problems:
+        raise InputError(problems)
+    architecture = "" if is_diffusion(values) else _architecture(values, file)
 
-    def factory(batch: int) -> tuple[Any, ...]:
+    def images(batch: int) -> tuple[Any, ...]:
+        import torch
+
+        model = diffusion_model(values, file, dtype)
+        inputs, labels = diffusion_data(model, batch, getattr(torch, dtype), length, sample_size)
+        return model, inputs, labels, loss_of_noise
+
+    def tokens(batch: int) -> tuple[Any, ...]:
         import torch
 
         model: Any = _model(values, architecture, file, dtype, attention)
@@ -67,6 +97,7 @@ def configured_model(
         inputs = {"input_ids": torch.randint(vocabulary, (batch, length)), "labels": torch.randint(classes, of_each)}
         return model, inputs, (), None  # the model's own loss
 
+    factory = images if is_diffusion(values) else tokens
     factory.__qualname__ = file.absolute().parent.name or architecture
     return factory
 

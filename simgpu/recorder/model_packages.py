@@ -1,4 +1,4 @@
-"""`transformers_package` and `torchvision_models` import packages of models, and say how to install a missing one.
+"""Imports packages of models (diffusers, torchvision, transformers), and says how to install a missing one.
 
 torchvision's models need only its Python code; its compiled operators may be missing.
 """
@@ -32,8 +32,19 @@ def transformers_package() -> Any:
     return transformers
 
 
+def diffusers_package() -> Any:
+    """The package `diffusers`. Raises `MissingExtraError` without diffusers."""
+    _require("diffusers")
+    import diffusers
+    from diffusers.utils import import_utils
+
+    # Models read no files of images, and torchvision may be built for another PyTorch.
+    import_utils._torchvision_available = False
+    return diffusers
+
+
 def _require(package: str) -> None:
-    """Declares the two operators that torchvision looks for when it is imported; transformers imports it, too."""
+    """Declares the two operators that torchvision looks for when it is imported; the other packages import it, too."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(f"a model of {package}", package, "predict")
     if not hasattr(torch.ops.torchvision, "nms"):

@@ -11,13 +11,16 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 pytest.importorskip("transformers", reason="transformers, whose modules are followed, is not installed")
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder import record
 from simgpu.recorder.configured import configured_model
 from simgpu.trace.stats import trace_stats
-from simgpu.workloads.configured.config import read_decoder
+from simgpu.workloads.configured.config import read_decoder, read_model
+from simgpu.workloads.configured.entry import SampleSizes, model_iteration
 from simgpu.workloads.configured.modelled import decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
+from simgpu.workloads.lowering.optimizer import Optimizer
 
 _SIZES = {
     "hidden_size": 64,
@@ -25,6 +28,22 @@ _SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "vocab_size": 512,
+}
+
+
+#: A DiT and a U-Net with SDXL's additions.
+_DIT = {"_class_name": "DiTTransformer2DModel", "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8}
+_UNET = {
+    "_class_name": "UNet2DConditionModel",
+    "block_out_channels": [32, 64],
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    "layers_per_block": 1,
+    "attention_head_dim": [2, 4],
+    "cross_attention_dim": 48,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 32,
+    "projection_class_embeddings_input_dim": 1280 + 6 * 32,
 }
 
 
@@ -83,3 +102,64 @@ def test_configuration_that_transformers_cannot_build_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         configured_model(_file(tmp_path, **values), length=16)(1)
+
+
+@pytest.mark.slow  # importing diffusers' models takes seconds
+@pytest.mark.parametrize(
+    ("values", "sizes"),
+    [(_DIT, {}), (_UNET, {"sample_size": 24, "length": 11}), (_UNET, {})],
+    ids=["dit", "unet", "own"],
+)
+def test_recording_of_a_model_of_diffusers_is_the_iteration_that_is_modelled_without_it(
+    tmp_path: Path, values: dict[str, Any], sizes: dict[str, int]
+) -> None:
+    pytest.importorskip("diffusers", reason="diffusers, whose module is followed, is not installed")
+    from tests.workloads.configured.diffusers_models import compare
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    factory = configured_model(file, dtype="bfloat16", **sizes)
+    followed = record(factory, batch=2, gpu="h100", optimizer="adamw", hold_output=True)
+    model, options = read_model(file), TrainingOptions(optimizer=Optimizer.ADAMW)
+    gpu = load_node("h100").gpu
+    modelled = model_iteration(model, SampleSizes(**sizes), batch=2, gpu=gpu, options=options).trace
+    compare(modelled, followed)
+    assert followed.info.model == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (
+            _DIT,
+            {"length": 8, "sample_size": 8},
+            "length: does not apply to a diffusion.*\\n.*sample_size: applies to U-N",
+        ),
+        (_UNET, {"attention": "eager"}, "attention: diffusers' models use sdpa; leave it out"),
+        (
+            _UNET | {"_class_name": "UNet2DModel"},
+            {},
+            r"config.json: _class_name: 'UNet2DModel' is not a class of known",
+        ),
+        (_UNET | {"sample_size": [64, 48]}, {}, r"sample_size: \[64, 48\] is not the side of square latent images"),
+        ({"model_type": "llama"}, {}, "length: is missing; give the number of tokens per sample"),
+        ({"model_type": "llama"}, {"length": 8, "sample_size": 8}, "sample_size: applies to U-Nets only"),
+    ],
+)
+def test_options_that_a_model_cannot_have_are_refused(
+    tmp_path: Path, values: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=message):
+        configured_model(file, **options)
+
+
+def test_missing_diffusers_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(_DIT))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None)
+    with pytest.raises(
+        MissingExtraError, match=r"a model of diffusers needs diffusers.*simgpu with its extra 'predict'"
+    ):
+        configured_model(file)(1)

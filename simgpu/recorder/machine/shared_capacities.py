@@ -28,7 +28,8 @@ class Mode(Enum):
     @property
     def directions(self) -> tuple[CopyDirection, ...]:
         """The directions of a GPU's copies."""
-        return self.value
+        directions: tuple[CopyDirection, ...] = self.value
+        return directions
 
 
 MODES = tuple(Mode)

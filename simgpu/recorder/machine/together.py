@@ -18,7 +18,9 @@ _WARM_UP = 3
 class CopyGroup(Protocol):
     """GPUs, numbered from 0, whose copies can be timed while others copy too."""
 
-    count: int
+    @property
+    def count(self) -> int:
+        """Number of GPUs."""
 
     def times_together(
         self, gpus: Sequence[int], directions: Sequence[CopyDirection], size: int, copies: int

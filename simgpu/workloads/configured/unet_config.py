@@ -42,8 +42,10 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "attention_type": ("default",),
     "cross_attention_norm": (None,),
 }
+#: Side of latent images where a configuration has none: that of images of 512 x 512, as Stable Diffusion's.
+LATENT_SIDE = 64
 #: Values of the pooled text that SDXL adds (OpenCLIP ViT-bigG/14's ``text_embeds``).
-_POOLED = 1280
+POOLED_TEXT = 1280
 _MOST_LEVELS = 16
 
 
@@ -124,7 +126,7 @@ def unet(keys: Keys, name: str) -> UNet:
         middle=middle,
         channels=keys.number("in_channels", 4),
         results=keys.number("out_channels", 4),
-        side=keys.number("sample_size", 64),
+        side=keys.number("sample_size", LATENT_SIDE),
         text=_same(keys, "cross_attention_dim", 1280),
         groups=keys.number("norm_num_groups", 32),
         times=keys.number("time_embedding_dim", 4 * levels[0].channels),
@@ -202,9 +204,9 @@ def _added(keys: Keys) -> Added | None:
         return None
     width = keys.number("addition_time_embed_dim", None)
     total = keys.number("projection_class_embeddings_input_dim", None)
-    numbers, rest = divmod(total - _POOLED, width)
+    numbers, rest = divmod(total - POOLED_TEXT, width)
     if rest or numbers < 1 or width % 2:
-        what = f"{total} is not {_POOLED} values of a text and {width} for each number"
+        what = f"{total} is not {POOLED_TEXT} values of a text and {width} for each number"
         keys.refuse("projection_class_embeddings_input_dim", what, REMEDY)
         return None
-    return Added(_POOLED, numbers, width)
+    return Added(POOLED_TEXT, numbers, width)

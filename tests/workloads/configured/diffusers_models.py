@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +15,11 @@ from tests.workloads.configured.test_against_transformers import signature
 pytest.importorskip("diffusers", reason="diffusers, whose module is compared, is not installed")
 
 import torch
-from diffusers.utils import import_utils
-from torch.nn import functional
 
 from simgpu.recorder import record
+from simgpu.recorder.configured_diffusion import diffusion_data, diffusion_model, loss_of_noise
 from simgpu.recorder.workload import Workload
 
-#: The model reads no files of images, and torchvision may be built for another PyTorch.
-import_utils._torchvision_available = False
-#: Tokens of a U-Net's text.
-TEXT = 77
 #: diffusers' classes, whose own layers have their name.
 CLASSES = ("DiTTransformer2DModel", "UNet2DConditionModel")
 
@@ -42,46 +38,17 @@ def recorded(
     inputs: number format of images and texts, by default that of the weights. changed: returns the model to train.
     options: of `simgpu.recorder.record`.
     """
-    import diffusers
-
-    given = {key: value for key, value in values.items() if key != "_class_name"}
-    weights, data = getattr(torch, dtype), getattr(torch, inputs or dtype)
     samples = batch // options.get("micro_batches", 1)
 
-    def loss(output: Any, noise: torch.Tensor) -> torch.Tensor:
-        predicted = output.sample
-        if predicted.shape[1] == 2 * noise.shape[1]:
-            predicted, _ = torch.chunk(predicted, 2, dim=1)
-        return functional.mse_loss(predicted.float(), noise.float())
-
     def workload() -> Workload:
-        module = getattr(diffusers, values["_class_name"])(**given).to(weights).train()
-        config = module.config
-        shape = (samples, config.in_channels, config.sample_size, config.sample_size)
-        image, noise = (torch.zeros(shape, dtype=data) for _ in range(2))
-        times = torch.zeros(samples, dtype=torch.int64)
-        if values["_class_name"] == CLASSES[0]:
-            named = {"hidden_states": image, "timestep": times, "class_labels": times.clone()}
-        else:
-            named = {"sample": image, "timestep": times, **_texts(config, samples, data)}
-            noise = noise[:, : config.out_channels].clone()
-        return Workload(changed(module), named, (noise,), loss)
+        module = diffusion_model(values, Path("config.json"), dtype)
+        named, labels = diffusion_data(module, samples, getattr(torch, inputs or dtype))
+        return Workload(changed(module), named, labels, loss_of_noise)
 
     def optimizer(weights: Any) -> Any:
         return torch.optim.AdamW(weights, lr=1e-4)
 
     return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
-
-
-def _texts(config: Any, samples: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Texts, and SDXL's pooled texts and numbers."""
-    width = config.cross_attention_dim if isinstance(config.cross_attention_dim, int) else config.cross_attention_dim[0]
-    texts = {"encoder_hidden_states": torch.zeros((samples, TEXT, width), dtype=dtype)}
-    if config.addition_embed_type is None:
-        return texts
-    numbers = (config.projection_class_embeddings_input_dim - 1280) // config.addition_time_embed_dim
-    pooled, sizes = (torch.zeros((samples, count), dtype=dtype) for count in (1280, numbers))
-    return {**texts, "added_cond_kwargs": {"text_embeds": pooled, "time_ids": sizes}}
 
 
 def saved(trace: Trace) -> list[tuple[object, ...]]:
