@@ -14,6 +14,7 @@ import click
 from simgpu.cli.choice import size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.settings import arguments_as_options
 from simgpu.cli.suggestions import models, nodes
 from simgpu.cli.training_options import (
     attention_option,
@@ -21,6 +22,8 @@ from simgpu.cli.training_options import (
     dtype_option,
     lora_option,
     lora_targets_option,
+    sample_size_option,
+    target_length_option,
 )
 from simgpu.errors import InputError
 from simgpu.experiments.fit.entry import FitSettings, fit
@@ -54,6 +57,8 @@ _NARROWEST = 16
     "that fits; else 1, or that of the trace.",
 )
 @click.option("--length", metavar="N", type=int, help="Tokens of each sample. Default: the largest that fits.")
+@target_length_option
+@sample_size_option
 @size_option("--budget", "--memory", help="Memory for PyTorch's allocator, e.g. 20GB. Default: all of the GPU's.")
 @click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Default: adamw; zoo: sgd.")
 @dtype_option
@@ -101,7 +106,7 @@ def fit_(
     simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
     """
     _check(outputs, several=len(names) > 1)
-    with progress(quiet) as say:
+    with progress(quiet) as say, arguments_as_options(settings):
         result: Fit | GpuTable
         if len(names) > 1:
             result = fit_gpus(model, names, progress=say, **settings)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import click
 
+from simgpu.cli.settings import arguments_as_options, option_of
 from simgpu.cli.suggestions import suggest
 from simgpu.cli.zoo_configured import is_configuration
 from simgpu.errors import InputError, Problem
@@ -79,19 +79,9 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> str | Callable[..., Any]:
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     if is_configuration(model):
-        try:
+        with arguments_as_options(chosen):
             return configured_model(model, **given)
-        except InputError as error:
-            problems = [
-                replace(each, place=_option(each.place)) if each.place in chosen and not each.file else each
-                for each in error.problems
-            ]
-            raise InputError(problems) from None
     if given:
         what = f"describes the model of a config.json, and {model} is none"
-        raise InputError([Problem("", _option(name), what, "leave it out") for name in given])
+        raise InputError([Problem("", option_of(name), what, "leave it out") for name in given])
     return model
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from simgpu.errors import InputError
@@ -33,6 +35,29 @@ def parse_settings(settings: tuple[str, ...], of: str = "override", example: str
                 raise InputError.single(of, key.strip(), what, f"write, for example, {key.strip()}=[1, 2]") from None
             values[key.strip()] = text
     return values
+
+
+def option_of(argument: str) -> str:
+    """The option of an argument.
+
+    >>> option_of("sample_size")
+    '--sample-size'
+    """
+    return f"--{argument.replace('_', '-')}"
+
+
+@contextmanager
+def arguments_as_options(names: Iterable[str]) -> Iterator[None]:
+    """Inside, problems of an argument with one of these names are raised as those of its option."""
+    known = frozenset(names)
+    try:
+        yield
+    except InputError as error:
+        problems = []
+        for each in error.problems:
+            name = each.place.removeprefix("argument ")
+            problems.append(replace(each, place=option_of(name)) if not each.file and name in known else each)
+        raise InputError(problems) from None
 
 
 def parse_size(text: str, option: str) -> int:

@@ -42,6 +42,19 @@ lora_targets_option = click.option(
     "q,v for T5; those of attention for DiT and U-Nets.",
 )
 
+target_length_option = click.option(
+    "--target-length",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Tokens of the labels of each sample of T5. Default: as many as --length.",
+)
+sample_size_option = click.option(
+    "--sample-size",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Side of a U-Net's latent images, an eighth of the images'. Default: its configuration's.",
+)
+
 
 def training_options(command: F) -> F:
     """Adds all options that apply to a configuration only."""
@@ -57,18 +70,8 @@ _OPTIONS = (
         type=click.IntRange(min=1),
         help="Tokens per sample of a configuration; not for DiT. Of a U-Net's text, default: 77.",
     ),
-    click.option(
-        "--target-length",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Tokens of the labels of each sample of T5. Default: as many as --length.",
-    ),
-    click.option(
-        "--sample-size",
-        metavar="N",
-        type=click.IntRange(min=1),
-        help="Side of a U-Net's latent images, an eighth of the images'. Default: its configuration's.",
-    ),
+    target_length_option,
+    sample_size_option,
     dtype_option,
     autocast_option,
     attention_option,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simgpu.cli.screen import Screen, facts, progress
+from simgpu.cli.settings import arguments_as_options
 from simgpu.cli.trace_folder import refuse_another, show_written
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
@@ -48,9 +48,9 @@ def build_configured(
         raise InputError.single("", "--lora-targets", "names layers for LoRA, which is off", "add --lora RANK")
     with progress(quiet) as say:
         model = read_model(path)
-        problems = unsuitable(model, sizes)
-        if problems:
-            raise InputError([replace(each, place=f"--{each.place.replace('_', '-')}") for each in problems])
+        with arguments_as_options(SampleSizes.__dataclass_fields__):
+            if problems := unsuitable(model, sizes):
+                raise InputError(problems)
         say(f"building {model.name}")
         device, options = load_node(gpu).gpu, options_of(model, training)
         result = model_iteration(model, sizes, batch=batch, gpu=device, options=options)

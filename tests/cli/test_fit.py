@@ -30,6 +30,16 @@ def test_the_answer_comes_first_and_lines_fit_the_terminal(model: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_problems_name_the_options(model: Path) -> None:
+    sizes = ("--batch", "1", "--length", "128", "-q")
+    done = simgpu("fit", model, "--gpu", "h100-x8", "--gpus", "9", *sizes)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: --gpus: node h100-x8 has 8 GPUs, not 9")
+    done = simgpu("fit", model, "--gpu", "rtx4090", "--sample-size", "32", "--target-length", "8", *sizes)
+    assert "--sample-size: applies to U-Nets only" in done.stderr
+    assert "--target-length: applies to T5 only" in done.stderr
+
+
 def test_json_has_the_answer_and_every_option(model: Path) -> None:
     done = simgpu("fit", model, "--gpu", "rtx4090", "--length", "1024", "--budget", "20 MB", "--json", "-q")
     document = json.loads(done.stdout)
@@ -99,10 +109,10 @@ def test_all_unknown_gpus_are_reported_before_anything_runs(model: Path) -> None
     ("arguments", "message"),
     [
         (("--lora-targets", "q_proj"), "names layers for LoRA, which is off"),
-        (("--length", "0"), "length: 0 is not a number from 1 to"),
+        (("--length", "0"), "--length: 0 is not a number from 1 to"),
         (("-o", "front.gif"), "'gif' is not a format of figures"),
         (("--budget", "50%"), "'50%' is a part of a peak"),
-        (("--budget", "lots"), "argument budget"),
+        (("--budget", "lots"), "--budget: 'lots' is not a size"),
     ],
 )
 def test_bad_input_is_refused_without_a_traceback(model: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -39,8 +39,9 @@ def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     single = fit.best or fit.smallest
     rows = _named(fit) if fit.question.searched and fit.fitting else [single] if single is not None else []
     question = fit.question
-    options = ", ".join(f"{name} {_plain(value)}" for name, value in question.workload.options.items() if value)
-    pairs = [("model", question.workload.name + (f" ({options})" if options else ""))]
+    options = [f"{name} {_plain(value)}" for name, value in question.workload.options.items() if value]
+    options += question.workload.sizes.texts()
+    pairs = [("model", question.workload.name + (f" ({', '.join(options)})" if options else ""))]
     pairs.append(("node", f"{question.node.name}: {question.node.gpu.name}, {format_bytes(question.node.budget)}"))
     pairs.append(("budget", f"{format_bytes(question.budget)} for PyTorch's allocator; {_context(fit)}"))
     run = rows[0].run if rows else None

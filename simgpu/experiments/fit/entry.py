@@ -13,7 +13,7 @@ from simgpu.experiments.fit.gpus import gpus_that_fit
 from simgpu.experiments.fit.question import MOST_SAMPLES, Question, safe_margin
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
-from simgpu.experiments.fit.workloads import Workload, workload_of
+from simgpu.experiments.fit.workloads import workload_of
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
@@ -29,6 +29,8 @@ class FitSettings(TypedDict, total=False):
     batch: samples of a step. A batch that does not fit is divided into the fewest micro-batches that fit. Without it,
     and with a length, the largest batch is searched. Of traces by default the recorded one, of configurations 1
     length: tokens of each sample; without it the largest is searched, up to the positions of the configuration
+    target_length: tokens of the labels of T5; by default as many as the sample's
+    sample_size: side of a U-Net's latent images; by default the configuration's
     budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
     optimizer, dtype, autocast, attention, lora, lora_targets: of a modelled iteration, fields of
     `simgpu.workloads.configured.options.TrainingOptions`; by default adamw (of networks of the zoo sgd), bfloat16
@@ -39,6 +41,8 @@ class FitSettings(TypedDict, total=False):
 
     batch: int | None
     length: int | None
+    target_length: int | None
+    sample_size: int | None
     budget: int | str | None
     optimizer: str | None
     dtype: str | None
@@ -79,12 +83,14 @@ def fit(
     batch, length, budget = (settings.get("batch"), settings.get("length"), settings.get("budget"))
     for name in ("batch", "length", "budget", "gpus"):
         training.pop(name, None)
+    _check_numbers(settings)
     workload = workload_of(model, training)
     whole = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
     gpus = settings.get("gpus")
     count = checked_setting("gpus", whole.gpus if gpus is None else gpus)
     node = one_of(whole, count)
-    _check(workload, batch, length)
+    if length is not None and workload.longest is None:
+        raise InputError.single("", "length", f"samples of {workload.name} have no length", "leave it out")
     if workload.longest is None or length is None:
         batch = batch or workload.own_batch or (None if workload.longest is None else 1)
     config = RunConfig(pool="caching", budget=budget)
@@ -124,17 +130,17 @@ def _rows(question: Question, progress: Callable[[str], None]) -> tuple[FitRow, 
     return tuple(rows)
 
 
-def _check(workload: Workload, batch: int | None, length: int | None) -> None:
+def _check_numbers(settings: FitSettings) -> None:
     """Raises `InputError` for sizes that no iteration of the model has."""
     problems = [
         Problem("", name, f"{value!r} is not a number from 1 to {most}", f"give the {what}")
         for name, value, most, what in (
-            ("batch", batch, MOST_SAMPLES, "samples of a step"),
-            ("length", length, MOST_TOKENS, "tokens of each sample"),
+            ("batch", settings.get("batch"), MOST_SAMPLES, "samples of a step"),
+            ("length", settings.get("length"), MOST_TOKENS, "tokens of each sample"),
+            ("target_length", settings.get("target_length"), MOST_TOKENS, "tokens of the labels of each sample"),
+            ("sample_size", settings.get("sample_size"), MOST_TOKENS, "side of the latent images"),
         )
         if value is not None and (type(value) is not int or not 1 <= value <= most)
     ]
-    if length is not None and workload.longest is None:
-        problems.append(Problem("", "length", f"samples of {workload.name} have no length", "leave it out"))
     if problems:
         raise InputError(problems)

@@ -143,6 +143,7 @@ class Fit(FitOutcome):
             parts.append(f"batch {question.batch}")
         if question.length is not None:
             parts.append(f"{question.length:,} tokens per sample")
+        parts += question.workload.sizes.texts()
         where = f"in {budget_text(question.budget)} of {question.node.name}"
         return ", ".join((question.workload.name, *parts, where))
 
@@ -154,6 +155,8 @@ class Fit(FitOutcome):
             "gpus": question.gpus,
             "batch": question.batch,
             "length": question.length,
+            "target_length": question.workload.sizes.target_length,
+            "sample_size": question.workload.sizes.sample_size,
             "searched": question.searched,
         }
         given = {"model": question.workload.name, "options": options, **size, "budget_bytes": question.budget}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,12 +17,15 @@ from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.configured.config import Model, read_model
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
-from simgpu.workloads.configured.entry import SampleSizes, longest, model_iteration, options_of
+from simgpu.workloads.configured.entry import SampleSizes, longest, model_iteration, options_of, unsuitable
 from simgpu.workloads.configured.options import LossForm, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
 
 _ZOO = "zoo:"
+#: Fields of `SampleSizes` that are not searched.
+_SIZES = ("target_length", "sample_size")
+_OWN_SIZES = SampleSizes()
 #: What a configured model is trained with by default, but for attention and loss: what Transformers and PyTorch do.
 _USUAL = {"optimizer": "adamw", "dtype": "bfloat16", "lora": None, "lora_targets": None}
 
@@ -50,6 +53,11 @@ class Workload(Protocol):
         """The batch of a recording; None if any batch is modelled."""
         ...
 
+    @property
+    def sizes(self) -> SampleSizes:
+        """Sizes of each sample that were given and are not searched."""
+        ...
+
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration. Raises `InputError` for sizes and options that it does not support."""
         ...
@@ -63,11 +71,15 @@ class ConfiguredWorkload:
     name: str
     options: Mapping[str, Any]
     own_batch: None = None
+    sizes: SampleSizes = _OWN_SIZES
 
     @classmethod
-    def of(cls, path: Path, given: Mapping[str, Any]) -> ConfiguredWorkload:
+    def of(cls, path: Path, options: Mapping[str, Any]) -> ConfiguredWorkload:
         """The model of a file, or of that in a folder, trained with these options, by default `_USUAL`."""
-        model = read_model(path)
+        model, given = read_model(path), dict(options)
+        sizes = SampleSizes(**{name: given.pop(name) for name in _SIZES if name in given})
+        if problems := [each for each in unsuitable(model, sizes) if each.place in _SIZES]:
+            raise InputError(problems)
         one_of_several = path.is_file() and path.name != "config.json" and model.name == path.absolute().parent.name
         if given.get("lora_targets") and not given.get("lora"):
             raise InputError.single("", "lora_targets", "names layers for LoRA, which is off", "give the rank of LoRA")
@@ -78,7 +90,7 @@ class ConfiguredWorkload:
             usual["attention"] = options_of(model, {}).attention
         if isinstance(model, Decoder) and has_fused_loss(model) and given.get("autocast") is None:
             usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
-        return cls(model, path.stem if one_of_several else model.name, {**usual, **given})
+        return cls(model, path.stem if one_of_several else model.name, {**usual, **given}, sizes=sizes)
 
     @property
     def longest(self) -> int | None:
@@ -88,7 +100,8 @@ class ConfiguredWorkload:
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration, as `simgpu zoo build` models it."""
         chosen = options_of(self.model, options)
-        return model_iteration(self.model, SampleSizes(length=length), batch=batch, gpu=gpu, options=chosen).trace
+        sizes = replace(self.sizes, length=length)
+        return model_iteration(self.model, sizes, batch=batch, gpu=gpu, options=chosen).trace
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,7 @@ class ZooWorkload:
     options: Mapping[str, Any]
     longest: None = None
     own_batch: None = None
+    sizes: SampleSizes = _OWN_SIZES
 
     def trace(self, batch: int, length: int | None, gpu: GpuSpec, options: Mapping[str, Any]) -> Trace:
         """One iteration, as `simgpu zoo build` models it."""
@@ -111,6 +125,7 @@ class TraceWorkload:
 
     recorded: Trace
     longest: None = None
+    sizes: SampleSizes = _OWN_SIZES
 
     @property
     def name(self) -> str:
@@ -135,7 +150,7 @@ class TraceWorkload:
 def workload_of(model: str | Path | Trace, options: Mapping[str, Any]) -> Workload:
     """The workload that a user names: a `config.json` or its folder, a network of the zoo, or a trace.
 
-    options: how it is modelled, fields of `TrainingOptions`; None for the default.
+    options: how it is modelled, fields of `TrainingOptions`, and sizes that are not searched; None for the default.
     Raises `InputError` for an unknown model, for one that cannot be read, and for options that do not apply to it.
 
     >>> workload_of("resnet50", {}).options

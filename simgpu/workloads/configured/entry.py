@@ -38,6 +38,16 @@ class SampleSizes:
         parts = (("t", self.length), ("l", self.target_length), ("s", self.sample_size))
         return "".join(f"-{letter}{value}" for letter, value in parts if value is not None)
 
+    def texts(self) -> tuple[str, ...]:
+        """What is given besides the length, for people.
+
+        >>> SampleSizes(length=512, target_length=64, sample_size=96).texts()
+        ('64 tokens of labels', 'latent images of 96 x 96')
+        """
+        labels = () if self.target_length is None else (f"{self.target_length:,} tokens of labels",)
+        images = () if self.sample_size is None else (f"latent images of {self.sample_size} x {self.sample_size}",)
+        return (*labels, *images)
+
 
 def has_length(model: Model) -> bool:
     """Whether the samples of a model need a length: those of a DiT or a U-Net are images."""

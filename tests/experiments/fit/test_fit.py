@@ -23,10 +23,12 @@ from simgpu.units import format_bytes
 from simgpu.workloads.configured.config import read_decoder, read_model
 from simgpu.workloads.configured.diffusion import DiffusionTransformer
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
+from simgpu.workloads.configured.entry import SampleSizes, model_iteration, options_of
 from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.modelled_diffusion import diffusion_iteration
 from simgpu.workloads.configured.modelled_t5 import encoder_decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.workloads.configured.test_unet import SMALL as UNET
 
 NODE = simgpu.load_node("rtx4090")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -276,6 +278,23 @@ def test_t5_and_dit_are_run_from_their_configurations(tmp_path: Path) -> None:
     assert (text.speed_unit, images.speed_unit) == ("tokens/s", "samples/s")
     with pytest.raises(InputError, match="samples of dit have no length"):
         simgpu.fit(dit, NODE, batch=1, length=128)
+
+
+def test_sizes_of_labels_and_of_latent_images_are_those_of_the_iteration(tmp_path: Path) -> None:
+    t5, unet = tmp_path / "t5.json", tmp_path / "unet.json"
+    t5.write_text(json.dumps({"model_type": "t5", "d_model": 64, "num_layers": 1, "d_kv": 16, "num_heads": 4}))
+    unet.write_text(json.dumps(UNET))
+    for path, given in ((t5, SampleSizes(128, target_length=16)), (unet, SampleSizes(sample_size=16))):
+        workload = workload_of(path, {"target_length": given.target_length, "sample_size": given.sample_size})
+        model = read_model(path)
+        options = options_of(model, workload.options)
+        same = model_iteration(model, given, batch=2, gpu=NODE.gpu, options=options).trace
+        assert workload.trace(2, given.length, NODE.gpu, workload.options) == same
+    result = simgpu.fit(t5, NODE, batch=2, length=128, target_length=16)
+    assert "128 tokens per sample, 16 tokens of labels" in result.caption
+    assert result.to_dict()["question"]["target_length"] == 16
+    with pytest.raises(InputError, match="sample_size: applies to configurations, not to a network of the zoo"):
+        simgpu.fit("resnet50", NODE, batch=1, sample_size=16)
 
 
 def test_a_recording_keeps_its_batch_and_its_options() -> None:
