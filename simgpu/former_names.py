@@ -33,6 +33,8 @@ MEASURES = {
 #: Keys of a study's published numbers, and of its runs.
 PUBLISHED_KEYS = {"over": "vs", "of": "aggregate", "without": "excluding"}
 RUN_KEYS = {"for_trace": "per_trace"}
+#: Keys of a trace that a scenario or a study models from a configuration.
+TRACE_KEYS = {"decoder": "model"}
 #: Columns of a trace's tables, by file.
 TRACE_COLUMNS = {
     "kernels.csv": {"spread_ns": "iqr_ns"},
@@ -64,8 +66,8 @@ POLICY_VALUES = {"home": {"offload": {"beside": "overlapped"}}}
 
 def _all() -> dict[str, tuple[str, ...]]:
     tables = (
-        METRICS, MEASURES, PUBLISHED_KEYS, RUN_KEYS, *TRACE_COLUMNS.values(), BLOCK_KINDS, SPAN_KINDS, RUNS_MEMBERS,
-        TIMELINE_COLUMNS, MACHINE_KEYS, *POLICY_PARAMETERS.values(),
+        METRICS, MEASURES, PUBLISHED_KEYS, RUN_KEYS, TRACE_KEYS, *TRACE_COLUMNS.values(), BLOCK_KINDS, SPAN_KINDS,
+        RUNS_MEMBERS, TIMELINE_COLUMNS, MACHINE_KEYS, *POLICY_PARAMETERS.values(),
         *(values for each in POLICY_VALUES.values() for values in each.values()),
     )  # fmt: skip
     names: dict[str, tuple[str, ...]] = {}

@@ -32,6 +32,7 @@ from simgpu.former_names import (
     SPAN_KINDS,
     TIMELINE_COLUMNS,
     TRACE_COLUMNS,
+    TRACE_KEYS,
 )
 from simgpu.io.atomic import atomic_file
 from simgpu.io.input_files import YAML_LIMIT, read_gzip_text, read_json, read_text
@@ -98,10 +99,10 @@ def migrated_yaml(text: str) -> str:
     if not isinstance(root, yaml.MappingNode):
         return text
     kind, version = _schema(root)
-    if kind not in _YAML_KINDS or version != "1":
-        return text
-    edits = sorted(set(_edits(root, (), kind)), reverse=True)
-    for start, end, new in edits:
+    edits = set(_of_traces(root, kind)) if kind in ("scenario", "study") else set()
+    if kind in _YAML_KINDS and version == "1":
+        edits |= set(_edits(root, (), kind))
+    for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text
 
@@ -112,6 +113,17 @@ def _schema(root: yaml.MappingNode) -> tuple[str, str]:
             name, _, version = value.value.rpartition("/")
             return name.removeprefix("simgpu."), version
     return "", ""
+
+
+def _of_traces(root: yaml.MappingNode, kind: str) -> Iterator[_Edit]:
+    """Keys of modelled traces, whose former names version 2 had too."""
+    traces = [node for key, node in root.value if key.value == ("trace" if kind == "scenario" else "traces")]
+    if kind == "study":
+        traces = [node for each in traces if isinstance(each, yaml.MappingNode) for _, node in each.value]
+    for trace in traces:
+        for key, _ in trace.value if isinstance(trace, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                yield from _scalar(key, TRACE_KEYS.get(key.value, key.value))
 
 
 def _edits(node: yaml.Node, path: _Path, kind: str) -> Iterator[_Edit]:

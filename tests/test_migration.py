@@ -66,6 +66,24 @@ def test_a_study_keeps_its_comments_labels_and_layout(tmp_path: Path) -> None:
     assert simgpu.load_study(file).published[0].excluding == ("over",)
 
 
+def test_a_modelled_trace_of_the_former_key_is_named_and_rewritten(tmp_path: Path) -> None:
+    """Keys inside the configuration, and runs of that name, do not change."""
+    scenario, study = tmp_path / "mine.yaml", tmp_path / "study.yaml"
+    keys = "{model_type: llama, decoder: 3}"
+    text = "schema: simgpu.scenario/2\nnode: h100\ntrace: {KEY: " + keys + ", length: 8}  # mine\npolicies: [none]\n"
+    scenario.write_text(text.replace("KEY", "decoder"))
+    study.write_text(
+        "schema: simgpu.study/2\ntraces: {decoder: {decoder: config.json}}\nruns: {decoder: {policy: none}}\n"
+    )
+    with pytest.raises(
+        InputError, match=r"trace\.decoder.* it is now called 'model'; `python -m simgpu\.migration FILE`"
+    ):
+        simgpu.load_scenario(scenario)
+    assert migration.migrate(tmp_path) == [scenario, study]
+    assert scenario.read_text() == text.replace("KEY", "model")
+    assert "traces: {decoder: {model: config.json}}\nruns: {decoder: {policy: none}}" in study.read_text()
+
+
 def test_a_trace_folder_reads_as_before(tmp_path: Path) -> None:
     trace = SMALL
     folder = tmp_path / "small"

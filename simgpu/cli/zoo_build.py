@@ -108,7 +108,7 @@ def build(
     workspace_limit: str,
     variant: tuple[str],
     quiet: bool,
-    **of_decoder: Any,
+    **of_configuration: Any,
 ) -> None:
     """Model one training iteration of NETWORK and write its trace. Results state that the trace is modelled.
 
@@ -135,9 +135,11 @@ def build(
         others = {"input": input, "framework": framework != "pytorch", "epochs": epochs, "variant": variant}
         others |= {"compressibility": compressibility, "workspace-limit": workspace_limit != _WORKSPACE}
         refuse_options(others, "applies to networks of the zoo, not to a configuration")
-        build_configured(network, output, force, batch, gpu, {**of_decoder, "optimizer": optimizer}, quiet)
+        build_configured(network, output, force, batch, gpu, {**of_configuration, "optimizer": optimizer}, quiet)
         return
-    refuse_options(of_decoder, "applies to the configuration of a transformer or U-Net, not to a network of the zoo")
+    refuse_options(
+        of_configuration, "applies to the configuration of a transformer or U-Net, not to a network of the zoo"
+    )
     limit = parse_size(workspace_limit, "--workspace-limit")
     with progress(quiet) as say:
         say(f"building {network}")

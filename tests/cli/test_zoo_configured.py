@@ -93,7 +93,7 @@ def test_unet_is_built_at_another_size_and_runs_in_a_scenario(tmp_path: Path, mo
     assert "latent images of 4 x 16 x 16, and texts of 77 tokens" in built.info.notes
     done = simgpu("zoo", "build", folder, "--batch", 2, "--gpu", "h100", "--target-length", 16)
     assert done.exit_code == 2 and "--target-length: applies to T5 only" in " ".join(done.stderr.split())
-    trace = {"decoder": "tiny-unet", "batch": 2, "sample_size": 16, "autocast": "bfloat16", "micro_batches": 2}
+    trace = {"model": "tiny-unet", "batch": 2, "sample_size": 16, "autocast": "bfloat16", "micro_batches": 2}
     scenario = {"schema": "simgpu.scenario/2", "trace": trace, "node": "h100", "policies": ["none"]}
     (tmp_path / "scenario.yaml").write_text(json.dumps(scenario))
     done = simgpu("run", tmp_path / "scenario.yaml", "--json")

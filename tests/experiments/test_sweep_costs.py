@@ -30,7 +30,7 @@ LENGTHS = [1024, 8192, 65536]
 
 
 def values(**changes: Any) -> dict[str, Any]:
-    trace = {"decoder": DECODER, "name": "small", "length": 8192, "optimizer": "plain-sgd"}
+    trace = {"model": DECODER, "name": "small", "length": 8192, "optimizer": "plain-sgd"}
     rates = [f"{link} GB/s" for link in LINKS]
     sweep = {
         "zip": [{"node.link.d2h_bandwidth": rates, "node.link.h2d_bandwidth": rates}],
@@ -54,22 +54,22 @@ def test_a_trace_of_a_decoder_is_modelled_in_the_scenario() -> None:
 
 def test_problems_of_a_decoder_are_at_their_keys() -> None:
     with pytest.raises(InputError) as error:
-        make_scenario(values(trace={"decoder": {"model_type": "bert"}, "length": 0}, sweep=None), "an example")
+        make_scenario(values(trace={"model": {"model_type": "bert"}, "length": 0}, sweep=None), "an example")
     assert "trace.length" in str(error.value)
     with pytest.raises(InputError, match="model_type: 'bert' is not supported"):
-        make_scenario(values(trace={"decoder": {"model_type": "bert"}, "length": 1}, sweep=None), "an example")
+        make_scenario(values(trace={"model": {"model_type": "bert"}, "length": 1}, sweep=None), "an example")
 
 
 def test_a_configuration_is_a_file_relative_to_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DECODER))
     file = tmp_path / "mine.yaml"
-    trace = "trace: {decoder: config.json, length: 256}"
+    trace = "trace: {model: config.json, length: 256}"
     file.write_text(f"schema: simgpu.scenario/2\n{trace}\nnode: h100\npolicies: none\n")
     assert load_scenario(file).trace.info.batch == 1
 
 
 def test_a_study_compares_policies_on_decoders(tmp_path: Path) -> None:
-    traces = f"traces: {{small: {{decoder: {json.dumps(DECODER)}, length: 256}}}}"
+    traces = f"traces: {{small: {{model: {json.dumps(DECODER)}, length: 256}}}}"
     runs = "runs: {plain: {policy: none}, offload: {policy: offload_activations}}"
     file = tmp_path / "mine.yaml"
     file.write_text(f"schema: simgpu.study/2\nnode: h100\n{traces}\n{runs}\nbaseline: plain\n")

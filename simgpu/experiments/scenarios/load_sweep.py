@@ -13,7 +13,11 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.experiments.scenarios.catalogue import read_file
 from simgpu.experiments.scenarios.model import SCHEMA, ScenarioFile
 from simgpu.experiments.scenarios.modelled import ModelledTrace
-from simgpu.experiments.scenarios.modelled_configuration import DECODER, ModelledConfiguration
+from simgpu.experiments.scenarios.modelled_configuration import (
+    MODEL,
+    ModelledConfiguration,
+    is_modelled_configuration,
+)
 from simgpu.experiments.scenarios.reading import Library, Reading, inside_named_trace
 from simgpu.experiments.scenarios.sweep import Given, PointLoading, Sweep
 from simgpu.experiments.scenarios.sweep_axes import Axis, SweepSection, axes_of, section_problems
@@ -337,12 +341,12 @@ class _SchemaLoading(PointLoading):
     def _look_at_trace(self, written: object) -> None:
         if isinstance(written, str) and written:
             self.attempt(lambda: find("traces", written, self._base("trace")), "trace")
-        elif isinstance(written, dict) and DECODER in written:
-            decoder = self.attempt(
+        elif isinstance(written, dict) and is_modelled_configuration(written):
+            configured = self.attempt(
                 lambda: validate(ModelledConfiguration, written, lambda inner: self.where(f"trace.{inner}"))
             )
-            if decoder is not None:
-                self.build(lambda: decoder.model(self._base(f"trace.{DECODER}")), "trace")
+            if configured is not None:
+                self.build(lambda: configured.described_model(self._base(f"trace.{MODEL}")), "trace")
         elif isinstance(written, dict):
             entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"trace.{inner}")))
             if entry is not None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from simgpu.former_names import TRACE_KEYS
 from simgpu.hardware.spec import GpuSpec
 from simgpu.io.schema import FileModel
 from simgpu.trace.model import Trace
@@ -17,7 +18,16 @@ from simgpu.workloads.configured.entry import SampleSizes, model_iteration, opti
 from simgpu.workloads.configured.options import TrainingOptions
 
 #: The key that distinguishes such a trace from a network of the zoo.
-DECODER = "decoder"
+MODEL = "model"
+
+
+def is_modelled_configuration(written: Mapping[str, object]) -> bool:
+    """Whether a trace in a file is such a model; also under the key's former name, whose error names today's.
+
+    >>> is_modelled_configuration({"model": "config.json"}), is_modelled_configuration({"zoo": "vgg16"})
+    (True, False)
+    """
+    return not written.keys().isdisjoint({MODEL, *TRACE_KEYS})
 
 
 def _path_or_keys(value: object) -> object:
@@ -29,7 +39,7 @@ def _path_or_keys(value: object) -> object:
 class ModelledConfiguration(FileModel):
     """One training iteration of a transformer or a U-Net; the keys are those of ``simgpu zoo build``."""
 
-    decoder: Annotated[str | dict[str, Any], BeforeValidator(_path_or_keys)] = Field(
+    model: Annotated[str | dict[str, Any], BeforeValidator(_path_or_keys)] = Field(
         description="its config.json, or the folder of it, relative to this file; or the keys of that file"
     )
     name: str | None = Field(default=None, min_length=1, description="of the model; by default that of the folder")
@@ -69,15 +79,15 @@ class ModelledConfiguration(FileModel):
         default="adamw", description="optimizer of the weights"
     )
 
-    def model(self, base: Path | None) -> Model:
-        """The model. base: folder of relative paths. Raises the errors of `read_model`."""
-        if isinstance(self.decoder, Mapping):
-            return model_of(self.decoder)
-        return read_model((base or Path()) / self.decoder)
+    def described_model(self, base: Path | None) -> Model:
+        """What the configuration describes. base: folder of relative paths. Raises the errors of `read_model`."""
+        if isinstance(self.model, Mapping):
+            return model_of(self.model)
+        return read_model((base or Path()) / self.model)
 
     def trace(self, base: Path | None, gpu: GpuSpec, gpu_name: str) -> Trace:
         """The trace, named like the folder that ``simgpu zoo build`` would write. An `InputError` names keys."""
-        model = self.model(base)
+        model = self.described_model(base)
         sizes = SampleSizes(**self.model_dump(include=set(SampleSizes.__dataclass_fields__)))
         options = options_of(model, self.model_dump(include=set(TrainingOptions.__dataclass_fields__)))
         built = model_iteration(model, sizes, batch=self.batch, gpu=gpu, options=options).trace

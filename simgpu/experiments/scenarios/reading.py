@@ -14,7 +14,11 @@ from typing import Any, TypeVar
 from simgpu.errors import InputError, Problem
 from simgpu.experiments.scenarios.model import DataParallelSection, PolicyEntry
 from simgpu.experiments.scenarios.modelled import ModelledBatches, ModelledTrace, TraceBatches
-from simgpu.experiments.scenarios.modelled_configuration import DECODER, ModelledConfiguration
+from simgpu.experiments.scenarios.modelled_configuration import (
+    MODEL,
+    ModelledConfiguration,
+    is_modelled_configuration,
+)
 from simgpu.graph.replicate import Exchange
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, NodeSpec
@@ -128,15 +132,15 @@ class Reading:
             return self.attempt(lambda: self._read_trace(written, place), place)
         if not isinstance(written, dict):
             return None  # the file's model reports it
-        if DECODER in written:
-            return self._decoder(written, place, node, node_name)
+        if is_modelled_configuration(written):
+            return self._configured(written, place, node, node_name)
         entry = self.attempt(lambda: validate(ModelledTrace, written, lambda inner: self.where(f"{place}.{inner}")))
         gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
             return None
         return self.build(lambda: self.library.get((entry.model_dump_json(), gpu), partial(entry.trace, *gpu)), place)
 
-    def _decoder(
+    def _configured(
         self, written: Mapping[str, Any], place: str, node: NodeSpec | None, node_name: object
     ) -> Trace | None:
         """The trace of a model that is modelled from its configuration."""
@@ -146,7 +150,7 @@ class Reading:
         gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
         if entry is None or gpu is None:
             return None
-        base = self._base(f"{place}.{DECODER}")
+        base = self._base(f"{place}.{MODEL}")
         key = (entry.model_dump_json(), base, gpu)
         return self.build(lambda: self.library.get(key, partial(entry.trace, base, *gpu)), place)
 

@@ -457,9 +457,9 @@ def test_the_json_schema_has_all_sections() -> None:
     schema = json_schema("study")
     assert schema["required"] == ["schema", "node", "traces", "runs", "baseline"]
     assert schema["additionalProperties"] is False
-    name, modelled, decoder, *sweeps = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
+    name, modelled, configured, *sweeps = schema["properties"]["traces"]["additionalProperties"]["anyOf"]
     assert (name["type"], modelled["required"]) == ("string", ["zoo", "batch"])
-    assert decoder["required"] == ["decoder"]
+    assert configured["required"] == ["model"]
     assert [sweep["required"] for sweep in sweeps] == [["zoo", "batches"], ["trace", "batches"]]
     run, published = (schema["$defs"][part]["properties"] for part in ("RunSection", "PublishedSection"))
     assert "cswap" in run["policy"]["anyOf"][0]["enum"]

@@ -163,10 +163,10 @@ def test_a_trace_is_a_name_or_a_mapping(value: object, tmp_path: Path) -> None:
 
 
 def test_the_json_schema_accepts_a_name_and_two_mappings() -> None:
-    name, modelled, decoder = json_schema("scenario")["properties"]["trace"]["anyOf"]
+    name, modelled, configured = json_schema("scenario")["properties"]["trace"]["anyOf"]
     assert name["type"] == "string"
     assert modelled["required"] == ["zoo", "batch"]
-    assert decoder["required"] == ["decoder"]  # images have no length
+    assert configured["required"] == ["model"]  # images have no length
     assert modelled["additionalProperties"] is False
     assert modelled["properties"]["framework"]["enum"] == ["pytorch", "pytorch-1.5", "cudnn", "cudnn-joined", "fused"]
 
