@@ -123,6 +123,13 @@ POLICIES = (
         "checkpoint",
         {"inputs": "overlapped"},
     ),
+    PolicyOption(
+        "offload first {n} layers",
+        "Megatron-LM --cpu-offloading-num-layers {n}; "
+        "TransformerEngine get_cpu_offload_context(enabled=True, num_layers={n}, model_layers=...)",
+        "offload_groups",
+        searched="num_layers",
+    ),
     PolicyOption("offload (TRL)", "TRL activation_offloading=True", "offload_activations"),
     PolicyOption(
         "offload (torchtune)",

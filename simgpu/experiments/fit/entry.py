@@ -77,7 +77,7 @@ def fit(
     >>> print(result.answer)
     In 12 GiB: train alexnet on 64 samples as it is, which costs nothing ...
     >>> result.best.candidate.label, len(result)
-    ('as it is', 14)
+    ('as it is', 15)
     """
     training: dict[str, object] = {**settings}
     batch, length, budget = (settings.get("batch"), settings.get("length"), settings.get("budget"))

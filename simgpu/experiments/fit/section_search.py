@@ -1,4 +1,4 @@
-"""How many modules to checkpoint: the value of a candidate's parameter with which it fits and recomputes least."""
+"""How many modules to checkpoint or offload: a candidate's parameter with which it fits and spares most modules."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def sections_in(trace: Trace, node: NodeSpec) -> int:
 def valued_candidate(candidate: Candidate, sections: int, run: RunCandidate) -> tuple[Candidate, FitRun]:
     """The candidate with the best value of its parameter, and its run.
 
-    Of `every` and `count`, the value that spares most modules and fits; if none fits, the one that spares fewest. They
-    are bisected, as each spared module adds its activations. Of `group`, which no recomputation depends on, the
-    smallest from 2 on that fits or, from where on the peak grows, the one of the smallest peak.
+    Of `every`, `count` and `num_layers`, the value that spares most modules and fits; if none fits, the one that spares
+    fewest. They are bisected, as each spared module adds its activations. Of `group`, which no recomputation depends
+    on, the smallest from 2 on that fits or, from where on the peak grows, the one of the smallest peak.
     """
     if candidate.searched == "group":
         return _smallest_group(candidate, sections, run)
@@ -47,7 +47,7 @@ def valued_candidate(candidate: Candidate, sections: int, run: RunCandidate) -> 
 
 
 def spared_by(parameter: str, sections: int) -> Mapping[int, int]:
-    """By number of modules that are not checkpointed, the value of `every` or `count` that spares so many.
+    """By number of modules that are not checkpointed or offloaded, the value of the parameter that spares so many.
 
     >>> spared_by("every", 8), spared_by("count", 4)
     ({4: 2, 5: 3, 6: 4}, {1: 3, 2: 2, 3: 1})

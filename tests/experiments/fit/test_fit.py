@@ -228,13 +228,13 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("parameter", ["every", "count"])
-def test_the_search_checkpoints_as_few_layers_as_trying_every_value_does(deep: Path, parameter: str) -> None:
+@pytest.mark.parametrize("parameter", ["every", "count", "num_layers"])
+def test_the_search_spares_as_many_layers_as_trying_every_value_does(deep: Path, parameter: str) -> None:
     workload = workload_of(deep, {})
     unlimited = Question(workload, NODE, 1, 512, 2**40)
     template = next(each for each in candidates(workload.options) if each.searched == parameter)
     spared = spared_by(parameter, 6)
-    assert len(spared) == {"every": 2, "count": 5}[parameter]
+    assert len(spared) == {"every": 2, "count": 5, "num_layers": 5}[parameter]
     peaks = {n: unlimited.run(template.valued(n), 1, 512).reserved for n in spared.values()}
     for budget in (min(peaks.values()) - 2**20, sorted(peaks.values())[1]):
         question = Question(workload, NODE, 1, 512, budget)
