@@ -91,14 +91,15 @@ def rerun_of(
     saved: Sequence[Saved],
     held: Collection[int],
     *,
+    start: int,
     to_end: bool = False,
 ) -> Rerun:
-    """How a region runs again before the first kernel that takes one of its saved tensors back.
+    """How a region runs again before kernel `start`, at the latest the first one that takes a saved tensor of it back.
 
     held: blocks written in the region that are still on the device then. to_end: whether all of the region runs again,
     and not only up to the last kernel before its last saved tensor.
     """
-    return _Rerunning(graph, ancestry, region, saved, set(held), to_end).result()
+    return _Rerunning(graph, ancestry, region, saved, set(held), start, to_end).result()
 
 
 @dataclass
@@ -110,11 +111,11 @@ class _Rerunning:
     region: Region
     saved: Sequence[Saved]
     retained: set[int]
+    start: int
     to_end: bool
 
     def __post_init__(self) -> None:
         graph, region = self.graph, self.region
-        self.start = min(tensor.before for tensor in self.saved)
         last = max(tensor.after for tensor in self.saved)
         self.kernels = range(region.first, region.stop if self.to_end else min(region.stop, last + 1))
         births = graph.births

@@ -10,8 +10,11 @@ backward continues.
   cuts them: the last section, which takes the remainder, is not checkpointed. Such sections may begin within a residual
   block, where PyTorch could not cut. 0, the default, checkpoints all modules that allow it, such as residual blocks
   (`simgpu.graph.sections`). A `*` in a name stands for any part of a path: ``layers.*.mlp`` is a module of each layer.
-  ``core_attn`` alone is attention without its projections in each of those modules, as Megatron-LM's
-  ``--recompute-modules`` has it. A note summarises the sections; the program lists them all.
+  A note summarises the sections; the program lists them all.
+* `modules` are parts of these modules, by the names of Megatron-LM's ``--recompute-modules``: ``core_attn`` (attention
+  without its projections), ``mlp``, ``moe`` and ``shared_experts`` run again as sections do; ``layernorm`` and
+  ``moe_act`` discard their output too (`simgpu.policies.common.recomputed_modules`). Experts run one after the other
+  here, and each discards on its own; in Megatron-LM's grouped ones, ``moe_act`` also multiplies by the router's weight.
 * Of these modules in order, `first`, `every`, `count` and `group` choose some and join them, as other frameworks do
   (`FRAMEWORKS.md`): Transformers' ``every_n_layers`` from the first, torchtitan's ``selective_ac_option`` n from the
   n-th, Megatron-LM's ``block`` the first n, and its ``uniform`` n together. Joined modules between which others lie are
@@ -55,20 +58,18 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.recompute import Ancestry
 from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_inside
 from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensors
-from simgpu.graph.sections import NUMBERED, default_sections
+from simgpu.graph.sections import NUMBERED
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import Repeating
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
-from simgpu.policies.common.layer_parts import core_attention
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
+from simgpu.policies.common.recomputed_modules import RecomputedPart, check_recomputed, recomputed_parts
 from simgpu.policies.common.section_choice import chosen, keeping_rules, kept_results, sections_of
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import HOST, Program, Section
 from simgpu.units import format_bytes, format_time
 
-#: Megatron-LM's name of attention without its projections, a part of each layer.
-CORE_ATTENTION = "core_attn"
 #: Names of sections that a note lists.
 _LISTED = 4
 
@@ -84,9 +85,10 @@ class Checkpoint(Policy):
     blocks: int | Sequence[str] = parameter(
         0,
         "modules, by their paths in layer tags, or a number of sections of equal numbers of layers; 0: all modules "
-        "that can be checkpointed, such as residual blocks; core_attn: attention without its projections",
+        "that can be checkpointed, such as residual blocks",
     )
 
+    modules: Sequence[str] = parameter((), "Megatron-LM: --recompute-modules, such as core_attn, layernorm")
     first: int = parameter(0, "the first of these modules that is checkpointed, counted from 0")
     every: int = parameter(1, "of the modules from there on, every n-th is checkpointed")
     count: int = parameter(0, "at most as many of these are checkpointed; 0: all")
@@ -105,6 +107,7 @@ class Checkpoint(Policy):
         if not isinstance(self.blocks, int):
             object.__setattr__(self, "blocks", tuple(self.blocks))
         object.__setattr__(self, "keep", tuple(self.keep))
+        object.__setattr__(self, "modules", tuple(self.modules))
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration. Raises `InputError` for unknown or nested modules, for more sections than layers, for several
@@ -116,40 +119,33 @@ class Checkpoint(Policy):
         self._check_numbers()
         rules = keeping_rules(self.keep)
         graph, transforms = framework(context.graph, self.name)
-        of_attention = self.blocks == (CORE_ATTENTION,)
         section_of, how = chosen(
-            default_sections(graph) if of_attention else sections_of(graph, self.blocks),
-            first=self.first,
-            every=self.every,
-            count=self.count,
-            group=self.group,
+            sections_of(graph, self.blocks), first=self.first, every=self.every, count=self.count, group=self.group
         )
         autograd_saved = saved_tensors(graph)
-        if of_attention:
-            how = f"attention without its projections, of {how}"
-            regions, section_of = core_attention(graph, section_of)
+        tensors = autograd_saved.tensors
+        if self.modules:
+            how = f"{', '.join(self.modules)} of {how}"
+            parts = recomputed_parts(graph, section_of, self.modules, tensors)
         else:
             regions = regions_of(graph, section_of)
-        repeated = Repeating(tuple(k for region in regions for k in range(region.first, region.stop)))
+            saved = saved_inside(graph, regions, section_of, tensors)
+            parts = [RecomputedPart(*each, {}) for each in zip(regions, saved, strict=True) if each[1]]
+        repeated = Repeating(tuple(k for part in parts for k in range(part.region.first, part.region.stop)))
         graph, transforms = repeated.apply(graph), (*transforms, repeated)
-        saved = saved_inside(graph, regions, section_of, autograd_saved.tensors)
-        parts = [(region, inside) for region, inside in zip(regions, saved, strict=True) if inside]
-        tensors = autograd_saved.tensors
-        unused, freed = (
-            dict(zip(tensors, ends(graph, tensors), strict=True)) for ends in (backward_ends, autograd_ends)
-        )
-        kept = {region: kept_results(graph, region, rules) for region, _ in parts}
+        parts = [part._replace(kept={**part.kept, **kept_results(graph, part.region, rules)}) for part in parts]
         way = context.node.way_to(self.to)
-        writing = _Checkpointing(graph, parts, unused, freed, kept, self.early_stop, self.inputs, way)
+        writing = _Checkpointing(graph, parts, tensors, self.early_stop, self.inputs, way)
         writing.write()
         notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
     def _check_numbers(self) -> None:
         least = {"first": 0, "every": 1, "count": 0, "group": 1}
-        if self.group > 1 and self.blocks == (CORE_ATTENTION,):
-            what = f"{self.group} of {CORE_ATTENTION}, which do not follow one another"
+        if self.group > 1 and self.modules:
+            what = f"{self.group} of {', '.join(self.modules)}, which do not follow one another"
             raise InputError.single("", "parameters.group", what, "leave it out")
+        check_recomputed(self.modules)
         low = [(name, value) for name, value in least.items() if int(getattr(self, name)) < value]
         if low:
             raise InputError(
@@ -177,17 +173,13 @@ def _name(section: Section) -> str:
 
 @dataclass
 class _Checkpointing:
-    """Writes the iteration. parts: the regions and the tensors saved inside each. unused, freed: for each saved tensor
-    the kernel of backward after which its operator drops it, and after which autograd frees it. kept: for each region
-    the kernels whose results it keeps, with their blocks. early_stop, inputs: of the policy. way: the memories from the
-    device to where inputs go. taken: for each region the kept results that its rerun drops, with the kernel after which
-    forward drops them without checkpointing."""
+    """Writes the iteration. parts: the regions, in order. tensors: all that autograd saves. early_stop, inputs: of the
+    policy. way: the memories from the device to where inputs go. taken: for each region the kept results that its rerun
+    drops, with the kernel after which forward drops them without checkpointing."""
 
     graph: TaskGraph
-    parts: list[tuple[Region, list[Saved]]]
-    unused: dict[Saved, int]
-    freed: dict[Saved, int]
-    kept: dict[Region, dict[int, list[int]]]
+    parts: Sequence[RecomputedPart]
+    tensors: Sequence[Saved]
     early_stop: bool
     inputs: str
     way: Sequence[str]
@@ -198,7 +190,14 @@ class _Checkpointing:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.saved = dict(self.parts)
+        self.saved = {part.region: part.saved for part in self.parts}
+        self.kept = {part.region: part.kept for part in self.parts}
+        #: By saved tensor, the kernel of backward after which its operator drops it, and after which autograd frees it.
+        every = tuple(dict.fromkeys((*self.tensors, *(tensor for part in self.parts for tensor in part.saved))))
+        self.unused, self.freed = (
+            dict(zip(every, ends(graph, every), strict=True)) for ends in (backward_ends, autograd_ends)
+        )
+        self.discarded = {b for part in self.parts if part.discard for b in part.discard.blocks}
         entering = self._entering()
         releases = [
             None if recorded is None else max(recorded, entering.get(b, recorded))
@@ -207,12 +206,13 @@ class _Checkpointing:
         ancestry = Ancestry.of(graph)
         skipped: list[int] = []
         read_at: defaultdict[int, list[int]] = defaultdict(list)
-        for region, saved in self.parts:
-            start = min(tensor.before for tensor in saved)
+        for part in self.parts:
+            region, saved, start = part.region, part.saved, part.start
             first = self._first_releases(region, saved, start, entering)
             kept = {b for results in self.kept[region].values() for b in results}
             held = {b for b, until in first.items() if until is None} | kept
-            rerun = rerun_of(graph, ancestry, region, saved, held, to_end=not self.early_stop)
+            to_end = not self.early_stop or part.discard is not None
+            rerun = rerun_of(graph, ancestry, region, saved, held, start=start, to_end=to_end)
             read = {b for k, _ in rerun.runs for b in ancestry.inputs[k]}
             for b, until in first.items():
                 recorded = releases[b]
@@ -251,7 +251,7 @@ class _Checkpointing:
 
     def _kept_note(self) -> tuple[str, ...]:
         """How many results are kept, of which operators."""
-        kept = {k: results for each in self.kept.values() for k, results in each.items()}
+        kept = {k: results for part in self.parts if part.discard is None for k, results in part.kept.items()}
         if not kept:
             return ()
         ops = ", ".join(dict.fromkeys(self.graph.kernels[k].op for k in kept))
@@ -270,7 +270,8 @@ class _Checkpointing:
         graph = self.graph
         inside = range(region.first, region.stop)
         births = {b: graph.births[b] for k in inside for b in graph.reads[k] if not graph.blocks[b].persistent}
-        input_bytes = sum(graph.sizes[b] for b, birth in births.items() if birth is not None and birth < region.first)
+        inputs = [b for b, birth in births.items() if birth is not None and birth < region.first]
+        input_bytes = sum(graph.sizes[b] for b in inputs if b not in self.discarded)
         layers = tuple(dict.fromkeys(graph.layers.name_of(k) for k in inside))
         return Section(region.section, layers, input_bytes, sum(graph.durations[k] for k, _ in rerun.runs))
 
@@ -278,12 +279,12 @@ class _Checkpointing:
         """The last kernel until which each block is held as an input of regions."""
         graph = self.graph
         until: dict[int, int] = {}
-        for region, saved in self.parts:
+        for region, saved, *_ in self.parts:
             end = max(self.freed[tensor] for tensor in saved)
             for k in range(region.first, region.stop):
                 for b in graph.reads[k]:
                     birth = graph.births[b]
-                    if birth is not None and birth < region.first:
+                    if birth is not None and birth < region.first and b not in self.discarded:
                         until[b] = max(until.get(b, end), end)
         return until
 

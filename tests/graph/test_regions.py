@@ -38,7 +38,7 @@ W, U, V, WS, Y = (TASKS.block(name) for name in ("w", "u", "v", "ws", "y"))
 
 
 def rerun(tasks: TaskGraph, saved: list[Saved], held: tuple[int, ...] = ()):
-    return rerun_of(tasks, Ancestry(tasks), A, saved, held)
+    return rerun_of(tasks, Ancestry(tasks), A, saved, held, start=min(tensor.before for tensor in saved))
 
 
 def test_an_interrupted_section_has_several_regions():

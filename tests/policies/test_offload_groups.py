@@ -23,6 +23,17 @@ from tests.workloads.configured.test_decoder_iteration import SMALL, built
 LAYERS = {"blocks": ["L1", "L2", "L3", "L4"], "min_elements": 1}
 FOUR, SLOW = (chain([10] * 4, [10] * 4, [size] * 4) for size in (4, 16))
 DEPTH, TOKENS, HIDDEN = 4, 2 * 512, SMALL["hidden_size"]
+#: A mixture whose tokens go to two of four experts each.
+EXPERTS, CHOSEN, WIDTH = 4, 2, 32
+MIXTURE = {
+    **SMALL,
+    "model_type": "qwen2_moe",
+    "num_key_value_heads": 4,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "moe_intermediate_size": WIDTH,
+    "shared_expert_intermediate_size": WIDTH,
+}
 #: Bytes of a hidden state in bfloat16.
 STATE = 2 * TOKENS * HIDDEN
 
@@ -36,6 +47,11 @@ def spans(trace: Trace, **parameters: object) -> dict[str, tuple[int, int]]:
 @cache
 def decoder(micro_batches: int = 1) -> Trace:
     return built({**SMALL, "num_hidden_layers": DEPTH}, TOKENS // 2, micro_batches=micro_batches).trace
+
+
+@cache
+def mixture() -> Trace:
+    return built({**MIXTURE, "num_hidden_layers": DEPTH}, TOKENS // 2).trace
 
 
 def fast(policy: str, trace: Trace | None = None, **parameters: object) -> Result:
@@ -120,6 +136,26 @@ def test_all_layers_but_the_last_offload_what_their_modules_save(modules: list[s
     assert result.metrics.copied_bytes["d2h"] == (DEPTH - 1) * states * STATE
 
 
+@pytest.mark.parametrize(
+    ("modules", "wide"),
+    # The first products of an expert save its input twice; the activation saves what it gets and its own result.
+    [(["expert_fc1"], 2 * HIDDEN), (["moe_act"], 3 * WIDTH)],
+)
+def test_experts_of_all_layers_but_the_last_offload_what_they_save_of_the_tokens_that_they_get(
+    modules: list[str], wide: int
+):
+    given_ = {"schedule": "megatron", "modules": modules, "min_elements": 1024}
+    result = fast("offload_groups", mixture(), **given_)
+    assert result.metrics.copied_bytes["d2h"] == (DEPTH - 1) * CHOSEN * TOKENS * wide * 2
+
+
+def test_activations_of_experts_leave_when_the_last_product_of_all_experts_has_ended():
+    names = [k.id for k in mixture().kernels if k.layer == "model.layers.0.mlp.experts.3.down_proj"]
+    ran = work(run(mixture(), "offload_groups", schedule="megatron", modules=["moe_act"], min_elements=1024))
+    copies = [start for name, start, _ in ran if name.startswith("out:model.layers.0.mlp.experts")]
+    assert min(copies) == next(end for name, _, end in ran if name == names[0])
+
+
 def groups(names: str, layers: int) -> list[Group]:
     """Groups of one kernel each, in forward from 0 on and in backward from 100 on."""
     every = len(names) * layers
@@ -170,7 +206,7 @@ def test_compute_never_waits_for_copies_to_the_host_unless_their_number_is_limit
         ({"num_layers": DEPTH}, ["4 of 4 layers; the last one is never offloaded; give 1 to 3"]),
         ({"num_layers": 0, "fraction": 0.5}, ["fraction: schedule transformer_engine has no", "num_layers: 0 is too"]),
         ({"schedule": "megatron"}, ["no module is named; name some of attn_norm"]),
-        ({"schedule": "megatron", "modules": ["core_atn", "moe_act"]}, ["did you mean 'core_attn'", "'moe_act' is of"]),
+        ({"schedule": "megatron", "modules": ["core_atn", "gdp_qkv"]}, ["did you mean 'core_attn'", "'gdp_qkv' is of"]),
         ({"schedule": "megatron", "modules": ["attn_proj"]}, ["'attn_proj' without 'core_attn'"]),
         ({"schedule": "megatron", "modules": ["attn_norm"], "fraction": 2.0}, ["fraction: 2.0 is no share"]),
     ],
@@ -223,7 +259,8 @@ def test_layers_of_any_trace_are_offloaded_or_refused(data: st.DataObject):
 @settings(deadline=None, max_examples=12)
 @given(data=st.data())
 def test_offload_of_any_modules_is_a_legal_program_that_ends(data: st.DataObject):
-    modules = data.draw(st.lists(st.sampled_from(MODULES), min_size=1, unique=True))
+    is_mixture = data.draw(st.booleans())
+    modules = data.draw(st.lists(st.sampled_from(MODULES if is_mixture else MODULES[:5]), min_size=1, unique=True))
     given_ = {
         "modules": [*modules, *(["core_attn"] if "core_attn" not in modules else [])],
         "fraction": data.draw(st.floats(0, 1)),
@@ -231,32 +268,6 @@ def test_offload_of_any_modules_is_a_legal_program_that_ends(data: st.DataObject
         "min_elements": data.draw(st.sampled_from([1, 1024, TOKENS * HIDDEN])),
     }
     bandwidth = data.draw(st.sampled_from([10**9, 10**10, 10**12]))
-    result = run(decoder(), "offload_groups", bandwidth=bandwidth, schedule="megatron", **given_)
+    trace = mixture() if is_mixture else decoder()
+    result = run(trace, "offload_groups", bandwidth=bandwidth, schedule="megatron", **given_)
     assert result.iteration_ns >= result.ideal_ns and result.steady
-
-
-# --- attention recomputed by Megatron-LM's name -------------------------------------------------------------------
-
-
-def test_core_attention_recomputed_drops_its_result_and_its_row_statistics():
-    """The projection behind it saves a copy of the result. Row statistics are in float32, for each head and token."""
-    plain, recomputed = fast("none"), fast("checkpoint", blocks=["core_attn"], early_stop=False)
-    statistics = 4 * TOKENS * SMALL["num_attention_heads"] + 3 * 8
-    assert peak(plain) - peak(recomputed) == DEPTH * (STATE + statistics)
-    kernels = decoder().kernels
-    attention = [k.duration_ns for k in kernels if k.op.endswith("flash_attention")]
-    assert recomputed.iteration_ns == plain.iteration_ns + sum(attention) and len(attention) == DEPTH
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"blocks": ["core_attn"], "group": 2}, "group: 2 of core_attn, which do not follow one another"),
-        ({"blocks": ["core_attn", "model.layers.0"]}, "no layer of .* is 'core_attn' or lies in it"),
-    ],
-)
-def test_core_attention_is_neither_joined_nor_named_with_others(parameters: dict[str, object], message: str):
-    with pytest.raises(InputError, match=message):
-        fast("checkpoint", **parameters)
-    with pytest.raises(InputError, match=r"blocks: no layer of .* has attention between projections"):
-        run(FOUR, "checkpoint", blocks=["core_attn"])

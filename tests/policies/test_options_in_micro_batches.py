@@ -18,6 +18,7 @@ OPTIONS = (
     "checkpoint(every=2)",
     "checkpoint(group=2, early_stop=false)",
     "checkpoint(keep=[torchtitan], early_stop=false)",
+    "checkpoint(modules=[core_attn, layernorm, mlp], early_stop=false)",
     "checkpoint(inputs=waiting)",
     "checkpoint(inputs=overlapped)",
     "save_on_cpu",

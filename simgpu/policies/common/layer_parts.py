@@ -13,13 +13,15 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.trace.model import Phase
 
 #: The modules of Megatron-LM's ``--offload-modules`` that are looked for, in the order in which they run.
-MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 #: Those that it has for other architectures or kernels.
-ELSEWHERE = ("expert_fc1", "moe_act", "fused_group_mlp", "gdp_qkv")
+ELSEWHERE = ("fused_group_mlp", "gdp_qkv")
 _PRODUCTS = ("mm", "addmm", "linear")
 _ATTENTION = re.compile(r"_scaled_dot_product|flash_attention|efficient_attention|^(bmm|baddbmm|_softmax)$")
 #: The last part of a norm's path.
 _NORM = re.compile(r"norm|(^|_)ln(_|$)", re.IGNORECASE)
+#: The path of an expert in a mixture of experts.
+_EXPERT = re.compile(r"(.*\.experts\.[0-9]+)(\.|$)")
 
 
 class Module(NamedTuple):
@@ -45,13 +47,15 @@ def whole_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Mod
 
 
 def parts_of_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[int, Module]:
-    """For each kernel of forward in one of the parts `MODULES` of a layer, that part."""
-    kernels: defaultdict[str, list[int]] = defaultdict(list)
-    for k, layer in _forward(graph, layer_of):
-        kernels[layer].append(k)
+    """For each kernel of forward in one of the parts `MODULES` of a layer, or in the second product of its experts
+    (``expert_fc2``), that part."""
     modules: dict[int, Module] = {}
-    for layer, listed in kernels.items():
-        for name, own in _parts(graph, listed).items():
+    for layer, listed in kernels_of_layers(graph, layer_of).items():
+        parts: defaultdict[str, list[int]] = defaultdict(list)
+        for run in runs_of(graph, listed):
+            for name, own in parts_of_run(graph, run).items():
+                parts[name] += own
+        for name, own in parts.items():
             tags = tuple(dict.fromkeys(graph.layers.name_of(k) for k in own))
             whole = {k for k in listed if graph.layers.name_of(k) in tags} == set(own)
             modules |= dict.fromkeys(own, Module(layer, name, tags if whole else ()))
@@ -72,19 +76,6 @@ def regions_of_modules(
             else:
                 regions.append(Region(key, k, k + 1))
     return tuple(regions), section_of
-
-
-def core_attention(graph: TaskGraph, layer_of: Mapping[str, str]) -> tuple[tuple[Region, ...], dict[str, str]]:
-    """The regions of attention without its projections in these layers, and the keys of their layer tags.
-
-    Raises `InputError` where there is none.
-    """
-    parts = parts_of_layers(graph, layer_of)
-    cores = {k: module for k, module in parts.items() if module.name == "core_attn"}
-    if not cores:
-        what = f"no layer of {graph.trace.name or graph.trace.info.model} has attention between projections"
-        raise InputError.single("", "parameters.blocks", what, "name modules by their paths in layer tags")
-    return regions_of_modules(graph, cores, range(len(graph.kernels)))
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -123,30 +114,70 @@ def _forward(graph: TaskGraph, layer_of: Mapping[str, str]) -> Iterable[tuple[in
             yield k, layer
 
 
-def _parts(graph: TaskGraph, kernels: Sequence[int]) -> dict[str, list[int]]:
-    """The kernels of each part of a layer, which may run in several passes; empty without attention."""
-    ops = {k: graph.kernels[k].op.rpartition("::")[2] for k in kernels}
+def kernels_of_layers(graph: TaskGraph, layer_of: Mapping[str, str]) -> dict[str, list[int]]:
+    """The kernels of forward of each layer. layer_of: the layer of each tag."""
+    kernels: defaultdict[str, list[int]] = defaultdict(list)
+    for k, layer in _forward(graph, layer_of):
+        kernels[layer].append(k)
+    return kernels
+
+
+def parts_of_run(graph: TaskGraph, run: Sequence[int]) -> dict[str, list[int]]:
+    """The kernels of each part of a layer in one pass, as in `parts_of_layers`; empty without attention."""
+    ops = {k: op_of(graph, k) for k in run}
+    attention = [k for k in run if _ATTENTION.search(ops[k])]
+    products = [k for k in run if ops[k] in _PRODUCTS]
+    behind = [k for k in products if attention and k > attention[0]]
+    before = [k for k in products if attention and k < attention[0]]
+    if not behind or not before:
+        return {}
+    norms = [k for k in run if _NORM.search(graph.layers.name_of(k).rpartition(".")[2])]
+    after_attention = [k for k in norms if k > behind[0] and any(k < other for other in behind)]
+    last = max(each for each in attention if each < behind[0])
+    parts = {
+        "attn_norm": _same_tag(graph, [k for k in norms if k < before[0]]),
+        "qkv_linear": before,
+        "core_attn": [k for k in run if attention[0] <= k <= last],
+        "attn_proj": behind[:1],
+        "mlp_norm": _same_tag(graph, after_attention),
+        **_experts(graph, run, ops),
+    }
+    return {name: kernels for name, kernels in parts.items() if kernels}
+
+
+def op_of(graph: TaskGraph, k: int) -> str:
+    """The name of a kernel's operator without its namespace."""
+    return graph.kernels[k].op.rpartition("::")[2]
+
+
+def is_product(graph: TaskGraph, k: int) -> bool:
+    """Whether a kernel multiplies by a weight."""
+    return op_of(graph, k) in _PRODUCTS
+
+
+def expert_of(graph: TaskGraph, k: int) -> str:
+    """The path of the expert that a kernel belongs to; empty for none."""
+    match = _EXPERT.match(graph.layers.name_of(k))
+    return match[1] if match else ""
+
+
+def _experts(graph: TaskGraph, run: Sequence[int], ops: Mapping[int, str]) -> dict[str, list[int]]:
+    """The first products of all experts, what lies between them and the last one, and the last ones."""
+    experts: defaultdict[str, list[int]] = defaultdict(list)
+    for k in run:
+        if expert := expert_of(graph, k):
+            experts[expert].append(k)
     parts: defaultdict[str, list[int]] = defaultdict(list)
-    for run in _runs(graph, kernels):
-        attention = [k for k in run if _ATTENTION.search(ops[k])]
-        products = [k for k in run if ops[k] in _PRODUCTS]
-        behind = [k for k in products if attention and k > attention[0]]
-        before = [k for k in products if attention and k < attention[0]]
-        if not behind or not before:
-            continue
-        norms = [k for k in run if _NORM.search(graph.layers.name_of(k).rpartition(".")[2])]
-        after_attention = [k for k in norms if k > behind[0] and any(k < other for other in behind)]
-        parts["attn_norm"] += _same_tag(graph, [k for k in norms if k < before[0]])
-        parts["qkv_linear"] += before
-        parts["core_attn"] += [
-            k for k in run if attention[0] <= k <= max(each for each in attention if each < behind[0])
-        ]
-        parts["attn_proj"].append(behind[0])
-        parts["mlp_norm"] += _same_tag(graph, after_attention)
+    for kernels in experts.values():
+        products = [k for k in kernels if ops[k] in _PRODUCTS]
+        if len(products) > 1:
+            parts["expert_fc1"] += products[:-1]
+            parts["moe_act"] += [k for k in kernels if products[0] < k < products[-1] and k not in products]
+            parts["expert_fc2"] += products[-1:]
     return parts
 
 
-def _runs(graph: TaskGraph, kernels: Sequence[int]) -> list[list[int]]:
+def runs_of(graph: TaskGraph, kernels: Sequence[int]) -> list[list[int]]:
     """The kernels of a layer by pass: between two lies a kernel of backward."""
     runs: list[list[int]] = []
     for k in kernels:

@@ -17,7 +17,8 @@ parameters nor buffers are copied, the others stay. The last group is never offl
   begin, after it has waited for layer i + 1; so compute waits for whole layers. A fetched tensor is dropped when its
   operator has ended. With `double_buffering`, two layers' memory is allocated all the time, and fetches use it in turn.
 * ``megatron``: ``--fine-grained-activation-offloading --offload-modules``. A group is a part of a layer, of `modules`;
-  ``attn_norm`` and ``mlp_norm`` end with the residual sum behind them. When a group ends in forward, its tensors are
+  ``attn_norm`` and ``mlp_norm`` end with the residual sum behind them, ``moe_act`` with the experts' last product, and
+  ``expert_fc1`` are their other products. When a group ends in forward, its tensors are
   copied, every one on its own, and compute never waits: memory is free when its copy has ended and the framework has
   dropped the tensor. The last group of each module stays, and the last 1 - `fraction` of the others. With
   `max_inflight`, compute waits for the oldest copies of a module where more groups than this are under way. Whenever
@@ -34,6 +35,8 @@ What differs, or the trace does not record:
 * With one layer, `double_buffering` allocates two buffers in the source, and one here.
 * In Megatron-LM, memory whose copy has ended is free at the next allocation; here at once, but behind the copies that
   were issued before the framework dropped the tensor.
+* Experts run one after the other here, so that those of a layer are a group of many small tensors, and their groups
+  end with the last expert; Megatron-LM has them only with grouped products, one tensor for all experts.
 * Blocks that are changed in place after they were saved stay: PyTorch refuses to use such tensors.
 """
 
@@ -196,9 +199,13 @@ class OffloadGroups(Policy):
 
 
 def _to_the_sums(groups: dict[Module, Group], layers: dict[Module, Group], names: Sequence[str]) -> list[Group]:
-    """The groups with these names, where norms end with the residual sum behind them. layers: whole ones."""
+    """The groups with these names, where norms end with the residual sum behind them, and activations of experts with
+    the product behind them. layers: whole ones."""
     of_layer = {module.layer: group for module, group in layers.items()}
-    behind = {module.layer: group for module, group in groups.items() if module.name == "mlp_norm"}
+    behind, products = (
+        {module.layer: group for module, group in groups.items() if module.name == name}
+        for name in ("mlp_norm", "expert_fc2")
+    )
     listed = []
     for module, group in groups.items():
         norm, layer = behind.get(module.layer), of_layer[module.layer]
@@ -206,6 +213,9 @@ def _to_the_sums(groups: dict[Module, Group], layers: dict[Module, Group], names
             group = group._replace(commit=norm.start - 1, begin=min(group.begin, norm.end + 1))
         elif module.name == "mlp_norm":
             group = group._replace(commit=layer.commit, begin=layer.begin)
+        elif module.name == "moe_act":
+            product = products[module.layer]
+            group = group._replace(commit=product.commit, begin=min(group.begin, product.begin))
         if module.name in names:
             listed.append(group)
     return listed
