@@ -31,7 +31,7 @@ ITEMSIZE: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("float64", "complex64", "int64", "uint64"), 8),
         **dict.fromkeys(("float32", "int32"), 4),
         **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-        **dict.fromkeys(("int8", "uint8", "bool"), 1),
+        **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
     }
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils.flop_counter import flop_registry
 
 from simgpu.recorder.contents import Values
@@ -92,6 +92,8 @@ class StructurePass(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # the class of such a tensor calls operators on the tensors inside
         named = kwargs or {}
         if func.namespace == "prim":  # queries the device of a fake tensor
             return func(*args, **named)

@@ -326,6 +326,7 @@ PRODUCTS: Mapping[str, Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tup
         "convolution_backward": _convolution_backward,
         "linear": _linear,
         "mm": _product("self", "mat2"),
+        "_scaled_mm": _product("self", "mat2"),
         "bmm": _product("self", "mat2"),
         "addmm": _product("mat1", "mat2"),
         "addmm_": _product("mat1", "mat2"),

@@ -8,7 +8,8 @@ Half-precision formats that matrix units do not support are multiplied in single
   convolution (PyTorch, `CUDAHooks::supportsBFloat16ConvolutionWithCuDNNv8`), so PyTorch runs im2col and a product for
   one image after another (aten/src/ATen/native/cuda/ConvolutionMM2d.cu).
 
-cuBLAS has no bfloat16 products before Volta, so they are unsupported (`parameters.yaml`, sources).
+cuBLAS has no bfloat16 products before Volta, so they are unsupported (`parameters.yaml`, sources); and no matrix unit
+multiplies float8 before Ada and Hopper.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture
 
 #: Bytes of one value, by PyTorch's name of the number format; other formats are unsupported.
-_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+#: Formats of 8 bits: of values and weights, and of gradients.
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 def itemsize_of_products(gpu: GpuSpec, architecture: Architecture, dtype: str) -> int:
@@ -35,11 +38,27 @@ def itemsize_of_products(gpu: GpuSpec, architecture: Architecture, dtype: str) -
     if dtype == "bfloat16" and architecture.bf16 == "none":
         problem = f"{gpu.name} ({gpu.architecture}) has no products of 'bfloat16': cuBLAS has none before Volta"
         raise InputError.single("", "time model", problem, "give float16 or float32, or a GPU from Volta on")
+    if dtype in FLOAT8 and (problem := without_float8(gpu, architecture)):
+        raise InputError.single("", "time model", problem, "give bfloat16, or a GPU such as rtx4090 or h100")
     return _ITEMSIZE[dtype]
 
 
+def without_float8(gpu: GpuSpec, architecture: Architecture | None = None) -> str:
+    """Why the GPU's matrix units multiply no float8; empty if they do. architecture: by default the GPU's own.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> without_float8(load_node("a10g").gpu), without_float8(load_node("l4").gpu)
+    ('A10G (ampere) has no matrix units for float8, which came with Ada and Hopper', '')
+    """
+    architecture = architecture or _architecture(gpu)
+    if architecture is None or architecture.float8 is not None:
+        missing = architecture is not None and gpu.tensor_rate is None
+        return f"gpu.tensor_rate of {gpu.name} is not stated, which float8 needs" if missing else ""
+    return f"{gpu.name} ({gpu.architecture}) has no matrix units for float8, which came with Ada and Hopper"
+
+
 def matrix_units_take(gpu: GpuSpec, architecture: Architecture, dtype: str) -> bool:
-    """Whether products of a half-precision format run on the GPU's matrix units.
+    """Whether products of a format of at most 16 bits run on the GPU's matrix units.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> from simgpu.workloads.timemodel.parameters import load_parameters
@@ -49,6 +68,8 @@ def matrix_units_take(gpu: GpuSpec, architecture: Architecture, dtype: str) -> b
     """
     if gpu.tensor_rate is None or architecture.matrix is None:
         return False
+    if dtype in FLOAT8:
+        return architecture.float8 is not None
     return dtype == "float16" or (dtype == "bfloat16" and architecture.bf16 == "matrix units")
 
 
@@ -62,6 +83,8 @@ def product_rate(gpu: GpuSpec, dtype: str) -> int | None:
         on_matrix_units = gpu.tensor_rate is not None and dtype in ("float16", "bfloat16")
     else:
         on_matrix_units = matrix_units_take(gpu, architecture, dtype)
+    if on_matrix_units and dtype in FLOAT8 and gpu.tensor_rate is not None and architecture is not None:
+        return round(gpu.tensor_rate * (architecture.float8 or 1))
     return gpu.tensor_rate if on_matrix_units else gpu.fp32_rate
 
 

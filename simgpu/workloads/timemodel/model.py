@@ -12,7 +12,8 @@ fraction, by smooth laws:
   have one rate in all directions, and an h of their own without matrix units; tiny ones, such as those of a classifier
   of two labels, take no longer than if every multiplication read its two values from memory, without tiles;
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
-  which a board's power limit lowers), by default the architecture's share of the matrix units' rate;
+  which a board's power limit lowers), by default the architecture's share of the matrix units' rate; those in float8 a
+  multiple of it;
 - fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
 - any other kernel moves an additional `in_flight` bytes per multiprocessor: the bytes in flight that saturate the
   memory (Little's law).
@@ -36,7 +37,7 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
 from simgpu.workloads.timemodel.attention import fused_seconds, products_of_attention
-from simgpu.workloads.timemodel.formats import itemsize_of_products, matrix_units_take
+from simgpu.workloads.timemodel.formats import FLOAT8, itemsize_of_products, matrix_units_take
 from simgpu.workloads.timemodel.operation import (
     AttentionShape,
     ConvolutionShape,
@@ -98,8 +99,8 @@ class TimeModel:
     def duration_ns(self, operation: Operation) -> int:
         """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
 
-        Raises `InputError` for products in formats other than float32, float16 and bfloat16, and for bfloat16 on a GPU
-        that does not support it (`simgpu.workloads.timemodel.formats`).
+        Raises `InputError` for products in formats other than float32, float16, bfloat16, float8_e4m3fn and
+        float8_e5m2, and for one that the GPU does not support (`simgpu.workloads.timemodel.formats`).
 
         >>> from simgpu.hardware.nodes import load_node
         >>> relu = Operation(OperationKind.ELEMENTWISE, flops=10**8, bytes=9 * 10**8, results=10**8)
@@ -163,8 +164,17 @@ class TimeModel:
         if operation.convolution is not None:
             return rate * share
         if self.gpu.sustained_tensor_rate is not None:
-            return self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
-        return rate * (self.architecture.half_products or share)
+            half = self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
+        else:
+            half = rate * (self.architecture.half_products or share)
+        return half * self._float8_factor if operation.dtype in FLOAT8 else half
+
+    @property
+    def _float8_factor(self) -> float:
+        """The rate of the best product in float8, as a multiple of that in half precision."""
+        of = self.architecture
+        ratio = of.float8_products / of.half_products if of.float8_products and of.half_products else 1.0
+        return (of.float8 or 1.0) * ratio
 
     def _is_measured(self, operation: Operation) -> bool:
         return self.products is Products.MEASURED and operation.convolution is None

@@ -71,9 +71,18 @@ class Architecture(FileModel):
         description="fraction of the matrix units' rate reached by products of large half-precision matrices; by "
         "default that of `matrix`",
     )
+    float8: Annotated[float, Field(ge=1)] | None = Field(
+        default=None,
+        description="rate of the matrix units on float8 inputs, as a multiple of that on half-precision inputs; by "
+        "default they have no such products",
+    )
+    float8_products: Share | None = Field(
+        default=None,
+        description="fraction of that rate reached by products of large float8 matrices; by default `half_products`",
+    )
     attention: KindShares | None = Field(
         default=None,
-        description="fraction of that rate reached by flash attention's products; by default it is priced as products",
+        description="fraction of half_products reached by flash attention's products; by default priced as products",
     )
     memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
     normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")

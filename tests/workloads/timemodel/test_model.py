@@ -238,6 +238,26 @@ def test_bfloat16_products_before_volta_are_refused(name: str) -> None:
             time_model(gpu).duration_ns(operation)
 
 
+@pytest.mark.parametrize("name", ["h100", "rtx4090", "l4", "mi300x"])
+def test_float8_multiplies_at_twice_the_rate_times_the_share_of_its_products(name: str) -> None:
+    """Of a board with a measured rate in half precision (the L4), twice that rate."""
+    gpu = load_node(name).gpu
+    model, half = time_model(gpu), gemm(8192, 8192, 8192, dtype="float16")
+    eight = replace(half, dtype="float8_e4m3fn", bytes=4 * 8192**2)
+    of = model.architecture
+    ratio = 2 * (of.float8_products or of.half_products) / of.half_products
+    launch = of.launch
+    assert model.duration_ns(eight) - launch == pytest.approx((model.duration_ns(half) - launch) / ratio, abs=1)
+    assert model.duration_ns(replace(eight, dtype="float8_e5m2")) == model.duration_ns(eight)
+
+
+@pytest.mark.parametrize("name", ["p100", "v100", "a100", "rtx3090"])
+def test_float8_products_before_ada_and_hopper_are_refused(name: str) -> None:
+    gpu = load_node(name).gpu
+    with pytest.raises(InputError, match=rf"{gpu.name} \({gpu.architecture}\) has no .* float8, .*rtx4090 or h100"):
+        time_model(gpu).duration_ns(gemm(64, 64, 64, dtype="float8_e4m3fn"))
+
+
 @pytest.mark.parametrize(
     ("name", "dtypes", "notes"),
     [
