@@ -20,6 +20,7 @@ from simgpu.cli.training_options import (
     attention_option,
     autocast_option,
     dtype_option,
+    float8_option,
     lora_option,
     lora_targets_option,
     sample_size_option,
@@ -64,6 +65,7 @@ _NARROWEST = 16
 @dtype_option
 @autocast_option
 @attention_option
+@float8_option
 @lora_option
 @lora_targets_option
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
@@ -102,6 +104,7 @@ def fit_(
     simgpu fit ./Llama-3.2-1B --gpu l40s --length 4096     # the largest batch
     simgpu fit ./Llama-3.2-1B --gpu l40s --gpu h100 --batch 8 --length 4096
     simgpu fit ./Llama-3.1-8B --gpu rtx4090 --length 2048 --lora 16
+    simgpu fit ./Llama-3.1-8B --gpu gb200 --float8 tensorwise-compiled
     simgpu fit resnet50 --gpu rtx3060 --batch 256
     simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
     """

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm, LossForm, MasterForm
+from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm, Float8Form, LossForm, MasterForm
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,6 +27,12 @@ attention_option = click.option(
     type=click.Choice([each.value for each in AttentionForm]),
     help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager "
     "for T5, which has no other.",
+)
+float8_option = click.option(
+    "--float8",
+    type=click.Choice([each.value for each in Float8Form]),
+    help="Run a decoder's linear layers but that of the logits in float8, as torchao's convert_to_float8_training; "
+    "tensorwise-compiled: each under torch.compile. Default: none.",
 )
 lora_option = click.option(
     "--lora",
@@ -75,6 +81,7 @@ _OPTIONS = (
     dtype_option,
     autocast_option,
     attention_option,
+    float8_option,
     click.option(
         "--loss",
         type=click.Choice([each.value for each in LossForm]),

@@ -63,6 +63,9 @@ class ModelledConfiguration(FileModel):
     attention: Literal["sdpa", "eager"] | None = Field(
         default=None, description="PyTorch's fused operator, or products; by default sdpa, and eager for T5"
     )
+    float8: Literal["tensorwise", "tensorwise-compiled"] | None = Field(
+        default=None, description="linear layers of a decoder in float8, as torchao's recipe; none by default"
+    )
     loss: Literal["eager", "chunked", "fused"] = Field(
         default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
     )

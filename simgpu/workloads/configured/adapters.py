@@ -11,7 +11,8 @@ from simgpu.workloads.eager.tensor import Tensor
 
 #: Stands for every linear layer but the one that computes the logits, as in peft.
 ALL_LINEAR = "all-linear"
-_OF_LOGITS = frozenset(("lm_head", "embed_out"))
+#: The layers that compute logits.
+OF_LOGITS = frozenset(("lm_head", "embed_out"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Lora:
         >>> Lora(8, (ALL_LINEAR,)).adapts("lm_head"), Lora(8, ("q_proj",)).adapts("q_proj")
         (False, True)
         """
-        return name in self.targets or (ALL_LINEAR in self.targets and name not in _OF_LOGITS)
+        return name in self.targets or (ALL_LINEAR in self.targets and name not in OF_LOGITS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,14 @@ from simgpu.workloads.configured.iteration import check_targets, train
 from simgpu.workloads.configured.llama import LlamaModel
 from simgpu.workloads.configured.losses import LOSSES, LossModel
 from simgpu.workloads.configured.neox import NeoxModel
-from simgpu.workloads.configured.options import CHUNKS, AttentionForm, LossForm, TrainingOptions, size_problems
+from simgpu.workloads.configured.options import (
+    CHUNKS,
+    AttentionForm,
+    Float8Form,
+    LossForm,
+    TrainingOptions,
+    size_problems,
+)
 from simgpu.workloads.configured.parts import Build
 from simgpu.workloads.eager.attention import fused_kernel
 from simgpu.workloads.eager.session import Session
@@ -133,9 +140,13 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
     """fused: the operator for attention; None for eager attention, which GPT-2 does not have here."""
     session = Session()
     lora = options.adapters(decoder.family)
-    build = Build(session=session, decoder=decoder, dtype=options.dtype, fused=fused, lora=lora)
+    float8 = None if options.float8 is None else Float8Form(options.float8)
+    build = Build(session=session, decoder=decoder, dtype=options.dtype, fused=fused, lora=lora, float8=float8)
     model = _MODELS.get(decoder.family, LlamaModel)(build)
     check_targets(lora, build.linear)
+    if float8 is not None and not build.in_float8:
+        what = f"{decoder.name} has no linear layer with sides that are multiples of 16"
+        raise InputError.single("", "float8", what, "leave it out")
     session.tape.layer = None
     shape = batch // options.micro_batches, length
     tokens = session.constant("input_ids", shape, "int64", BlockKind.INPUT)
@@ -158,6 +169,7 @@ def _problems(
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
     tokens = batch * length // max(1, options.micro_batches)
+    problems += options.problems_of_float8(decoder, tokens, gpu)
     if decoder.experts is not None and 0 in decoder.experts.rows(tokens):
         what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
         problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))

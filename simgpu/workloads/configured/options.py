@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from simgpu.errors import Problem, did_you_mean
+from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.configured.adapters import Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
+from simgpu.workloads.timemodel.formats import without_float8
 
 #: Number formats of weights.
 DTYPES = ("bfloat16", "float16", "float32")
@@ -47,11 +49,23 @@ class MasterForm(StrEnum):
     MAIN_GRAD = "main-grad"  # in backward, which adds them to gradients in float32
 
 
+class Float8Form(StrEnum):
+    """Ways in which linear layers multiply float8."""
+
+    TENSORWISE = "tensorwise"  # torchao's default recipe
+    TENSORWISE_COMPILED = "tensorwise-compiled"  # the same, each layer compiled
+
+
 #: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
 CHUNKS = 8
 _LOSSES = {
     LossForm.CHUNKED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, not compiled",
     LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
+}
+_FLOAT8 = {
+    Float8Form.TENSORWISE: "linear layers but that of the logits in float8 as torchao's tensorwise recipe, not compiled",
+    Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8 as torchao's tensorwise recipe, "
+    "each compiled",
 }
 _MASTERS = {
     MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",
@@ -79,6 +93,7 @@ class TrainingOptions:
     loss: a value of `LossForm`.
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
     master_weights: a value of `MasterForm`, for float32 copies of bfloat16 weights; None for none.
+    float8: a value of `Float8Form`, for linear layers that convert their factors to float8; None for none.
     grad_scaler: whether the loss is scaled and gradients are divided by the scale, as float16 needs.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
@@ -95,6 +110,7 @@ class TrainingOptions:
     loss: str = "eager"
     optimizer: str = "adamw"
     master_weights: str | None = None
+    float8: str | None = None
     grad_scaler: bool = False
     micro_batches: int = 1
     lora: int | None = None
@@ -135,6 +151,7 @@ class TrainingOptions:
                 ("attention", self.attention, [str(each) for each in AttentionForm]),
                 ("loss", self.loss, [str(each) for each in LossForm]),
                 ("master_weights", self.master_weights, [str(each) for each in MasterForm]),
+                ("float8", self.float8, [str(each) for each in Float8Form]),
                 ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
             )
             if value is not None and value not in known
@@ -175,11 +192,32 @@ class TrainingOptions:
             what = f"the chunked loss with the limited logits of {decoder.family} is not modelled"
             yield Problem("", "loss", what, "give eager or fused")
 
+    def problems_of_float8(self, decoder: Decoder, tokens: int, gpu: GpuSpec) -> Iterator[Problem]:
+        """What linear layers in float8 do not support. tokens: of a micro-batch."""
+        if self.float8 is None:
+            return
+        if problem := without_float8(gpu):
+            yield Problem("", "float8", problem, "give a GPU such as rtx4090, l40s or h100, or leave it out")
+        if decoder.family == "gpt2":
+            what = "torchao converts torch.nn.Linear, which GPT-2's Conv1D layers are not"
+            yield Problem("", "float8", what, "leave it out")
+        if decoder.experts is not None:
+            what = "float8 of experts, whose numbers of tokens are not multiples of 16, is not modelled"
+            yield Problem("", "float8", what, "leave it out")
+        if self.lora is not None:
+            yield Problem(
+                "", "float8", "float8 of frozen layers next to LoRA's adapters is not modelled", "leave it out"
+            )
+        if tokens % 16:
+            what = f"{tokens} tokens of a micro-batch are not a multiple of 16, which products in float8 need"
+            yield Problem("", "length", what, "give another batch or length, or leave float8 out")
+
     def problems_of_plain(self, family: str) -> list[Problem]:
         """What a family that knows none of the options of decoders alone does not support."""
         chosen = (
             ("loss", f"the {self.loss} loss", self.loss != LossForm.EAGER),
             ("master_weights", "training with float32 copies of the weights", self.master_weights),
+            ("float8", "float8", self.float8),
             ("grad_scaler", "scaling of gradients", self.grad_scaler),
         )
         return [
@@ -200,6 +238,8 @@ class TrainingOptions:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
+        if self.float8 is not None:
+            parts.append(_FLOAT8[Float8Form(self.float8)])
         if self.grad_scaler:
             parts.append("gradients scaled by torch.amp.GradScaler, all finite")
         if self.master_weights is not None:

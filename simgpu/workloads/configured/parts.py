@@ -6,9 +6,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from simgpu.trace.model import BlockKind
-from simgpu.workloads.configured.adapters import Adapter, Lora
+from simgpu.workloads.configured.adapters import OF_LOGITS, Adapter, Lora
 from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.options import Float8Form
 from simgpu.workloads.eager.attention import attention
+from simgpu.workloads.eager.float8 import float8_linear
 from simgpu.workloads.eager.normalization import layer_norm, softmax
 from simgpu.workloads.eager.pointwise import (
     activation,
@@ -42,13 +44,16 @@ class Weights:
     """What creates the weights of one model.
 
     dtype: of the weights and, without autocast, of what is computed from them.
-    lora: None to train all weights. linear: names of the linear layers, as they are created.
+    lora: None to train all weights. float8: how linear layers multiply float8; None for none of them.
+    linear, in_float8: names of the linear layers, and of those that multiply float8, as they are created.
     """
 
     session: Session
     dtype: str
     lora: Lora | None = None
     linear: set[str] = field(default_factory=set)
+    float8: Float8Form | None = None
+    in_float8: set[str] = field(default_factory=set)
 
     def weight(self, name: str, *shape: int) -> Tensor:
         """A weight of the current layer."""
@@ -76,22 +81,32 @@ class Linear:
     weight: Tensor
     bias: Tensor | None = None
     adapter: Adapter | None = None
+    float8: Float8Form | None = None
 
     @classmethod
     def create(cls, build: Weights, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
-        """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter."""
+        """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter.
+
+        Float8 needs sides that are multiples of 16, and torchtitan leaves out the layer of the logits.
+        """
         build.linear.add(name)
+        float8 = build.float8 if inputs % 16 == outputs % 16 == 0 and name not in OF_LOGITS else None
+        if float8 is not None:
+            build.in_float8.add(name)
         session, lora = build.session, build.lora
         is_adapted = lora is not None and lora.adapts(name)
         with session.layer(name):
             with session.layer("base_layer") if is_adapted else nullcontext():
                 weights = build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
             adapter = Adapter.create(session, lora.rank, inputs, outputs) if lora is not None and is_adapted else None
-        return cls(build, name, *weights, adapter)
+        return cls(build, name, *weights, adapter, float8)
 
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
         with session.layer(self.name):
+            if self.float8 is not None:
+                is_compiled = self.float8 == Float8Form.TENSORWISE_COMPILED
+                return float8_linear(session, x, self.weight, self.bias, compiled=is_compiled)
             if self.adapter is None:
                 return linear(session, x, self.weight, self.bias)
             with session.layer("base_layer"):

@@ -11,6 +11,8 @@ def saved_tensors(session: Session) -> tuple[SavedTensor, ...]:
     """The tensors that autograd saved, weights included, in the order of saving. Backward has run."""
     names = [kernel.id for kernel in session.tape.kernels]
     last_use = _last_uses_in_forward(session)
+    for save in session.saves:  # a function in Python holds its arguments until it has ended
+        last_use[save.tensor.block] = max(last_use.get(save.tensor.block, -1), save.after)
     rows = []
     for save in session.saves:
         tensor, node = save.tensor, save.node
@@ -24,7 +26,7 @@ def saved_tensors(session: Session) -> tuple[SavedTensor, ...]:
                 tensor.bytes,
                 packed_after=names[save.after] if save.after >= 0 else None,
                 unpacked_before=names[node.begin],
-                released_after=RELEASED_AT_END if held else names[max(last_use[block], save.after)],
+                released_after=RELEASED_AT_END if held else names[last_use[block]],
                 unused_after=names[unused],
                 freed_after=names[node.freed],
                 layer=node.layer,

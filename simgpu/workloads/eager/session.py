@@ -15,7 +15,7 @@ from simgpu.workloads.lowering.tape import Tape, TapeBlock
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
-_FLOATS = frozenset(("float32", "float16", "bfloat16"))
+_FLOATS = frozenset(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,18 @@ class Session:
         return BlockKind.ACTIVATION if place == 0 and dtype in _FLOATS else BlockKind.OTHER
 
     def record(
-        self, results: Sequence[Tensor], inputs: Sequence[Tensor], backward: NodeBackward, saved: Sequence[Tensor] = ()
+        self,
+        results: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        backward: NodeBackward,
+        saved: Sequence[Tensor] = (),
+        *,
+        in_python: bool = False,
     ) -> None:
         """Notes the backward of an operator, if one of its inputs needs a gradient.
 
         inputs: those that may need a gradient, in the order of what `backward` returns. saved: what autograd keeps.
+        in_python: whether it is a ``torch.autograd.Function``, whose tensors are saved when its forward has ended.
         """
         if self.in_backward or all(x.node is None for x in inputs):
             return
@@ -155,7 +162,8 @@ class Session:
             result.node, result.slot = node, slot
         for x in saved:  # autograd saves operands before the kernel and results after it
             last = len(self.tape.kernels) - 1
-            self.saves.append(Save(x, node, last if x.block in self.tape.kernels[last].writes else last - 1))
+            is_written = in_python or x.block in self.tape.kernels[last].writes
+            self.saves.append(Save(x, node, last if is_written else last - 1))
 
     def keep(self, *groups: Sequence[Tensor | None]) -> None:
         """Frees these tensors no earlier than after the latest kernel."""
