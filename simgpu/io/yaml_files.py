@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ _DEPTH = 100
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 #: Characters of a number.
 _DIGITS = 100
+#: Characters of a document that is kept once it is parsed: nodes and scenarios are read again and again.
+_SHORT = 2**16
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ def read_yaml_mapping(path: str | Path, schema: str, upgrade: str = f"rewrite th
     """
     file = str(path)
     text = read_text(path, "a YAML text file", "write the file, starting with its 'schema:' line", YAML_LIMIT)
-    document = _parse(text, file, schema)
+    document = (_parse_once if len(text) <= _SHORT else _parse)(text, file, schema)
     _check_schema(document, schema, upgrade)
-    return document
+    return replace(document, values=deepcopy(document.values))
 
 
 def yaml_value(text: str) -> Any:
@@ -102,6 +106,9 @@ def _parse(text: str, file: str, schema: str) -> YamlMapping:
     finally:
         loader.dispose()
     return YamlMapping(file, values, lines)
+
+
+_parse_once = lru_cache(maxsize=128)(_parse)
 
 
 def _loader(text: str, file: str) -> _Loader:

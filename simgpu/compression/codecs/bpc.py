@@ -56,7 +56,7 @@ from typing import ClassVar
 import numpy as np
 
 from simgpu.compression.codecs.base import Codec
-from simgpu.compression.codecs.elements import Bits, Bytes
+from simgpu.compression.codecs.elements import Bits, Bytes, read_only
 from simgpu.compression.codecs.entries import ENTRY_BYTES, ENTRY_SIZES, WORDS, bytes_of, size_classes, words_of
 from simgpu.compression.codecs.frame import corrupt
 
@@ -97,7 +97,7 @@ class Bpc(Codec):
             what = f"{codes.size} bytes are there for entries of {sizes.sum(dtype=np.int64)}"
             raise corrupt(self.name, "metadata", what)
         words = np.empty((entries, WORDS), "<i4")
-        fault = bpc_code.read(codes, sizes, words)
+        fault = bpc_code.read(read_only(codes), sizes, words)
         if fault >= 0:
             what = f"its {sizes[fault]} bytes do not begin with a code of 33 planes and end with zeros"
             raise corrupt(self.name, f"entry {fault}", what)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.errors import InputError
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 #: Bit patterns in memory order, one dimension.
 Bits = NDArray[np.unsignedinteger[Any]]
@@ -75,3 +77,14 @@ def sparsity_of(bits: Bits) -> float:
     0.5
     """
     return 1 - int(np.count_nonzero(bits)) / bits.size if bits.size else 0.0
+
+
+def read_only(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    """A view that refuses writes: numba compiles a function once more for arrays that may be written.
+
+    >>> read_only(np.zeros(2)).flags.writeable
+    False
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view

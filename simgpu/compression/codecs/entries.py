@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simgpu.compression.codecs.elements import Bytes
+from simgpu.compression.codecs.elements import Bytes, read_only
 from simgpu.errors import InputError
 
 #: Bytes and words of a memory-entry.
@@ -86,11 +86,11 @@ def bytes_of(array: NDArray[Any]) -> Bytes:
 
 
 def words_of(raw: Bytes) -> NDArray[np.int32]:
-    """The words of each entry, shape (entries, 32); a view if the bytes fill the last entry, else a copy."""
+    """The words of each entry to read, shape (entries, 32); a view if the bytes fill the last entry, else a copy."""
     missing = -raw.size % ENTRY_BYTES
     if missing:
         raw = np.concatenate((raw, np.zeros(missing, np.uint8)))
-    return raw.view("<i4").reshape(-1, WORDS)
+    return read_only(raw.view("<i4").reshape(-1, WORDS))
 
 
 def histogram(classes: NDArray[np.uint8]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from simgpu.compiling import compiled
 from simgpu.compression.codecs.base import Codec
-from simgpu.compression.codecs.elements import Bits, Bytes
+from simgpu.compression.codecs.elements import Bits, Bytes, read_only
 from simgpu.compression.codecs.frame import corrupt
 
 #: Number of elements per mask, and bytes of a mask.
@@ -55,13 +55,13 @@ class Zvc(Codec):
 
     def _stream(self, bits: Bits, reserved: int) -> Bytes:
         stream = np.empty(reserved + self._size(bits), np.uint8)
-        _compiled()[0](bits, stream[reserved:].view(bits.dtype))
+        _compiled()[0](read_only(bits), stream[reserved:].view(bits.dtype))
         return stream
 
     def _read(self, payload: Bytes, bits: Bits) -> None:
         if payload.size % bits.itemsize:
             raise corrupt(self.name, "", f"{payload.size} bytes are not a multiple of {bits.itemsize}-byte values")
-        fault = _compiled()[1](np.require(payload.view(bits.dtype), requirements="A"), bits)
+        fault = _compiled()[1](read_only(np.require(payload.view(bits.dtype), requirements="A")), bits)
         if fault >= 0:
             what = "its mask does not match the number of values and elements"
             raise corrupt(self.name, f"mask {fault}", what)
