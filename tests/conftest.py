@@ -22,8 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that extend the tests or select some of them."""
     claims = "run all claims of papers, not only the quick ones; finished work is stored in this folder"
     parser.addoption("--every-claim", metavar="DIR", help=claims)
-    examples = "random tests try this multiple of their full number of examples (default: 0.25)"
-    parser.addoption("--examples", type=float, default=0.25, metavar="FACTOR", help=examples)
+    examples = "random tests try this multiple of their full number of examples (default: 0.15)"
+    parser.addoption("--examples", type=float, default=0.15, metavar="FACTOR", help=examples)
     sample = "run one in N of the selected tests, the same ones each time"
     parser.addoption("--sample", type=int, default=1, metavar="N", help=sample)
     turn = "of the N parts that --sample divides tests into, run number K, counted around (default: 0)"

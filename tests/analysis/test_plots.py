@@ -17,6 +17,7 @@ from simgpu.analysis.plots import plot_memory, plot_run, plot_timeline, save_fig
 from simgpu.errors import InputError
 from simgpu.timeline.model import SpanKind
 from simgpu.trace.model import Phase
+from tests.sets import slow_except
 from tests.timeline.hand_made import curve_of, layered_run, timeline_of
 
 K = SpanKind
@@ -114,7 +115,7 @@ def test_plots_can_be_drawn_on_axes_of_the_caller(draw) -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 1_360_000_000, 80 * GIB])
-@pytest.mark.parametrize("iteration", [0, None])
+@pytest.mark.parametrize("iteration", slow_except([0, None], None))
 def test_no_labels_overlap_or_leave_the_figure(budget: int | None, iteration: int | None) -> None:
     figure = plot_run(layered_run(), budget=budget, iteration=iteration)
     figure.canvas.draw()

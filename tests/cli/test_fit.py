@@ -40,11 +40,12 @@ def test_problems_name_the_options(model: Path) -> None:
     assert "--target-length: applies to T5 only" in done.stderr
 
 
-def test_json_has_the_answer_and_every_option(model: Path) -> None:
-    done = simgpu("fit", model, "--gpu", "rtx4090", "--length", "1024", "--budget", "20 MB", "--json", "-q")
-    document = json.loads(done.stdout)
-    assert document["question"]["searched"] == "batch"
-    assert document["answer"].startswith("In 19.07 MiB: train tiny on up to ")
+@pytest.mark.parametrize("batch", [("--batch", "1"), pytest.param((), marks=pytest.mark.slow)])
+def test_json_has_the_answer_and_every_option(model: Path, batch: tuple[str, ...]) -> None:
+    sizes = (*batch, "--length", "256", "--budget", "6 MB")
+    document = json.loads(simgpu("fit", model, "--gpu", "rtx4090", *sizes, "--json", "-q").stdout)
+    assert document["question"]["searched"] == ("" if batch else "batch")
+    assert document["answer"].startswith(f"In 5.722 MiB: train tiny on {'' if batch else 'up to '}")
     assert {option["option"] for option in document["options"]} >= {"as it is", document["best"]}
 
 
@@ -57,15 +58,11 @@ def test_the_front_and_the_table_are_written(model: Path, tmp_path: Path) -> Non
     assert rows.read_text().splitlines()[1].startswith("as it is,True")
 
 
-def test_exit_code_3_if_nothing_fits(model: Path) -> None:
-    done = simgpu("fit", model, "--gpu", "rtx4090", "--batch", "1", "--length", "128", "--budget", "100 kB", "-q")
-    assert done.exit_code == 3
-    assert "does not fit on 1 sequence of 128 tokens" in " ".join(done.stdout.split())
-
-
-def test_verdicts_of_long_options_are_shown(model: Path) -> None:
+def test_if_nothing_fits_the_exit_code_is_3_and_verdicts_of_long_options_are_shown(model: Path) -> None:
     sizes = ("--batch", "1", "--length", "128", "--budget", "100 kB")
     done = simgpu("fit", model, "--gpu", "rtx4090", *sizes, "-q")
+    assert done.exit_code == 3
+    assert "does not fit on 1 sequence of 128 tokens" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
     _, _, table = done.stdout.partition("\noption ")
     rows, _, _ = table.partition("\n\n")
@@ -88,6 +85,11 @@ def test_several_gpus_are_one_line_each(model: Path, tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["rtx4060", "h100", "k40"]
     assert "k40: attention: Tesla K40 has no fused attention" in " ".join(done.stdout.split())
     assert {line.split(",")[-3] for line in rows.read_text().splitlines()[1:]} == {"rtx4060", "h100"}
+
+
+@pytest.mark.slow
+def test_json_of_several_gpus_is_that_of_each(model: Path) -> None:
+    gpus = ("--gpu", "rtx4060", "--gpu", "h100", "--gpu", "k40")
     one = json.loads(simgpu("fit", model, *gpus[:2], "--batch", "2", "--length", "256", "-q", "--json").stdout)
     both = json.loads(simgpu("fit", model, *gpus, "--batch", "2", "--length", "256", "-q", "--json").stdout)
     assert both["gpus"][0] == {name: value for name, value in one.items() if name != "simgpu"}

@@ -158,6 +158,7 @@ def test_repr_contains_the_tables_of_the_command(result: StudyResult) -> None:
     assert shown.endswith("[1] doubtful")
 
 
+@pytest.mark.slow
 def test_two_processes_print_as_json_what_one_calculates(path: Path, result: StudyResult) -> None:
     document = json.loads(simgpu("study", path, "-q", "-j", 2, "--json").stdout)
     document.pop("simgpu")

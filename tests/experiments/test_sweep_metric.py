@@ -18,14 +18,20 @@ def sweep_of(grid: dict[str, list[object]], **others: object) -> Sweep:
     return make_sweep({**values, "sweep": {"grid": grid}}, "a test")
 
 
+def slow(sweep: Sweep) -> Any:
+    return pytest.param(sweep, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "sweep",
     [
         sweep_of({"pool": ["counting", "addressed", "caching"]}, policies=["none", "vdnn"]),
         sweep_of({"node": ["laptop-2gb", "a100-flash"], "budget": ["100%", "1 GiB"]}, policies=["none", "g10"]),
         sweep_of({"data_parallel.gpus": [1, 2]}, node="k40-x4"),
-        sweep_of({"epoch": [0]}, node="buddy-gpu", trace="hpc-cg", policies=["buddy"]),
-        sweep_of({"node.link.duplex": ["half", "full"]}, node="v100"),
+        pytest.param(
+            sweep_of({"epoch": [0]}, node="buddy-gpu", trace="hpc-cg", policies=["buddy"]), marks=pytest.mark.slow
+        ),
+        slow(sweep_of({"node.link.duplex": ["half", "full"]}, node="v100")),
     ],
     ids=["pools", "ssd", "gpus", "buddy", "duplex"],
 )

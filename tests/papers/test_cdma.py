@@ -99,6 +99,7 @@ class TestMaps:
 
 
 class TestTraces:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["SqueezeNet", "GoogLeNet"])
     def test_only_with_copies_are_concatenations_kernels(self, name: str) -> None:
         joined, copied = (study("maxwell", copies=copies).traces[name] for copies in (False, True))

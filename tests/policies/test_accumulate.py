@@ -23,6 +23,7 @@ from simgpu.units import format_time
 from simgpu.workloads.rescale import at_batch
 from tests.explain.test_losses import check_sums
 from tests.semantics.hand_made import BACKWARD, GB, OPTIMIZER, block, held, kernel, node, trace
+from tests.sets import slow_except
 
 LAYERS, BATCH, ACTIVATION, WEIGHT, ADD_NS = 6, 8, 8000, 200, 30
 
@@ -106,7 +107,7 @@ def test_a_trace_that_cannot_be_split_runs_as_one_micro_batch_unless_a_number_is
 
 
 @pytest.mark.parametrize("inside", ["none", "checkpoint", "checkpoint(inputs=waiting)", "save_on_cpu"])
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", slow_except([2, 4], 2))
 def test_a_policy_whose_copies_never_overlap_runs_in_each_micro_batch(inside: str, count: int):
     """Every micro-batch takes its time at that batch, in which adds run alone."""
     built = load_trace("resnet20-cifar-cpu")

@@ -47,6 +47,7 @@ def answers(model: Path) -> dict[int, Fit]:
     return {budget: simgpu.fit(model, NODE, batch=1, length=1024, budget=budget * MIB) for budget in (48, 60, 200)}
 
 
+@pytest.mark.slow
 def test_more_memory_never_makes_an_option_infeasible(answers: dict[int, Fit]) -> None:
     searched = [each.searched for each in candidates(answers[48].question.workload.options)]
     for less, more in zip(answers.values(), list(answers.values())[1:], strict=False):
@@ -57,6 +58,8 @@ def test_more_memory_never_makes_an_option_infeasible(answers: dict[int, Fit]) -
         if less.best is not None:
             assert more.best is not None
             assert run_of(more.best).step_ns <= run_of(less.best).step_ns / (1 - 0.005)
+        for row in more:
+            assert run_of(row).reserved >= run_of(row).peak >= run_of(row).persistent.total
     counts = [len(each.fitting) for each in answers.values()]
     assert counts == sorted(counts)
     assert 0 < counts[0] < counts[-1]
@@ -75,9 +78,10 @@ def test_what_fits_at_a_length_fits_at_shorter_ones(model: Path) -> None:
         assert peaks == sorted(peaks), candidate.label
 
 
-def test_peaks_and_times_of_plain_training_are_those_of_the_trace_alone(model: Path, answers: dict[int, Fit]) -> None:
+def test_peaks_and_times_of_plain_training_are_those_of_the_trace_alone(model: Path) -> None:
     """Lifetimes and durations of the trace give peak, persistent part and time without a simulation."""
-    row = answers[200].rows[0]
+    question = Question(workload_of(model, {}), NODE, 1, 1024, 200 * MIB)
+    row = question.row(candidates(question.workload.options)[0])
     trace = decoder_iteration(
         read_decoder(model), batch=1, length=1024, gpu=NODE.gpu, options=TrainingOptions.of(row.candidate.build)
     ).trace
@@ -87,10 +91,9 @@ def test_peaks_and_times_of_plain_training_are_those_of_the_trace_alone(model: P
     assert run.plain_ns == sum(kernel.duration_ns for kernel in trace.kernels)
     kept = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE)
     assert run.persistent.total == sum(block.bytes for block in trace.blocks if block.kind in kept)
-    for each in answers[200]:
-        assert run_of(each).reserved >= run_of(each).peak >= run_of(each).persistent.total
 
 
+@pytest.mark.slow
 def test_the_policy_that_the_answer_prints_runs_as_printed(model: Path, answers: dict[int, Fit]) -> None:
     for budget, answer in answers.items():
         best = answer.best

@@ -15,6 +15,7 @@ from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.sets import slow_except
 from tests.workloads.configured.published import PUBLISHED
 
 SMALL = {
@@ -33,13 +34,12 @@ def built(values: dict[str, Any], length: int = 32, **options: Any) -> ModelledI
     return decoder_iteration(decoder_of(values), **given, options=TrainingOptions(**options))
 
 
-#: Building these takes seconds: their thousands of experts have a kernel for every operator.
-LARGE = ("allenai/OLMoE-1B-7B-0924", "Qwen/Qwen1.5-MoE-A2.7B", "Qwen/Qwen3-30B-A3B")
+#: The smallest model of each family; building the others takes half a second to seconds, of many experts longest.
+SMALLEST = ("openai-community/gpt2", "EleutherAI/pythia-410m", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B")
+SMALLEST += ("meta-llama/Llama-3.2-1B", "google/gemma-2b", "google/gemma-2-2b", "microsoft/phi-2")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, *SMALLEST, "mistralai/Mistral-7B-v0.1"))
 def test_parameters_are_those_published(name: str) -> None:
     assert built(PUBLISHED[name].values).parameters == PUBLISHED[name].parameters
 

@@ -14,6 +14,7 @@ from simgpu.workloads.configured.diffusion import DiffusionTransformer
 from simgpu.workloads.configured.modelled import ModelledIteration
 from simgpu.workloads.configured.modelled_diffusion import diffusion_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.sets import slow_except
 
 _CLASS = {"_class_name": "DiTTransformer2DModel"}
 SMALL: dict[str, Any] = {
@@ -60,12 +61,13 @@ def with_one_embedding(values: dict[str, Any]) -> int:
     return built(values, batch=1).parameters - (layers - 1) * embedding
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, "DiT-S/2", "DiT-L/8"))
 def test_parameters_are_those_published_plus_an_embedding_in_each_block(name: str) -> None:
     values, millions = PUBLISHED[name]
     assert abs(with_one_embedding(values) - millions * 10**6) < 10**6
 
 
+@pytest.mark.slow
 def test_parameters_of_the_largest_model_equal_those_of_its_first_code() -> None:
     """There, the positions count as parameters that are not trained."""
     assert with_one_embedding(PUBLISHED["DiT-XL/2"][0]) + 256 * 1152 == 675_129_632

@@ -88,6 +88,7 @@ def test_options_that_are_not_supported_are_errors() -> None:
             built(values, **options)
 
 
+@pytest.mark.slow
 def test_fit_answers_with_the_fused_loss_where_logits_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "vocab_size": 128256}))
     assert workload_of(tmp_path, {}).options["loss"] == "eager"

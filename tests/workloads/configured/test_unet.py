@@ -16,6 +16,7 @@ from simgpu.workloads.configured.modelled import ModelledIteration
 from simgpu.workloads.configured.modelled_diffusion import diffusion_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from simgpu.workloads.configured.unet_config import UNet
+from tests.sets import slow_except
 
 _CLASS = {"_class_name": "UNet2DConditionModel"}
 SMALL: dict[str, Any] = {
@@ -89,7 +90,7 @@ def built(values: dict[str, Any], **options: Any) -> ModelledIteration:
     return diffusion_iteration(model, **given, options=TrainingOptions(**options))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, "stable-diffusion-v1-5/stable-diffusion-v1-5"))
 def test_parameters_are_those_published(name: str) -> None:
     values, parameters = PUBLISHED[name]
     assert built(values, batch=1, side=8).parameters == parameters
@@ -123,7 +124,7 @@ def test_attention_to_a_text_saves_keys_and_values_of_its_tokens() -> None:
 
 
 def test_latent_image_may_have_any_size() -> None:
-    sizes = [built(SMALL, side=side).saved_bytes for side in (11, 16, 32)]
+    sizes = [built(SMALL, side=side).saved_bytes for side in (11, 16)]
     assert sizes == sorted(sizes)
     check_trace(built(SMALL, side=11).trace)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ from simgpu.workloads.solvers.tracing import NODE, solver_trace
 each = pytest.mark.parametrize("name", SOLVERS)
 
 
+@cache
 def bare(name: str) -> Trace:
     return solver_trace(solver_of(name), [])
 

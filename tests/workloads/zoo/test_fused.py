@@ -16,6 +16,7 @@ from simgpu.workloads.footprint import all_at_once_bytes, bound_bytes
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.network import LayerKind, Network
+from tests.sets import slow_except
 from tests.workloads.zoo.networks import MAP, batch_norm, conv, linear, lowered, network, plain, relu
 
 K40 = simgpu.load_node("k40").gpu
@@ -145,7 +146,10 @@ def test_in_place_kernels_belong_to_the_layer_of_their_block() -> None:
 # --- the networks ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*MODNN, "googlenet", "densenet121", "inception-v3", "mobilenet", "unet"])
+EACH = [*MODNN, "googlenet", "densenet121", "inception-v3", "mobilenet", "unet"]
+
+
+@pytest.mark.parametrize("name", slow_except(EACH, "vgg16", "resnet34", "googlenet", "mobilenet", "unet"))
 def test_a_fused_trace_is_valid_runs_and_needs_no_more_memory_than_a_cudnn_trace(name: str) -> None:
     simulated, expected = built(name, 2), built(name, 2, "cudnn")
     assert check_trace(simulated) == []
