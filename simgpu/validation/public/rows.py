@@ -18,12 +18,13 @@ class PublishedRow:
     """A training step as its source describes it, and what simgpu reads in that.
 
     source, model, gpu, options, memory, kind, time: as published; kind says what the memory is. gpus: None where the
-    source does not say it. group: rows that differ in options only.
+    source does not say it. parallelism, batch, length: as published. group: rows that differ in options only.
 
     config: the name of published sizes; node: a node of that GPU; sequences, tokens: samples of one forward pass and
     the length of each, 0 for images; uses: the options in words of `simgpu.validation.public.selection`. All of these
-    are None or empty where the source does not say it, or several GPUs are used. peaks: bytes by kind; oom: memory ran
-    out. step_ns: of a training step; tokens_per_second, samples_per_second: as published. context: bytes of the CUDA
+    are None or empty where the source does not say it, and for most rows of several GPUs
+    (`simgpu.validation.public.several` says for which they are read). peaks: bytes by kind; oom: memory ran out.
+    step_ns: of a training step; tokens_per_second, samples_per_second: as published. context: bytes of the CUDA
     context, where the source states them.
     """
 
@@ -38,6 +39,9 @@ class PublishedRow:
     kind: str
     time: str
     group: str | None
+    parallelism: str = ""
+    batch: str = ""
+    length: str = ""
     config: str | None = None
     node: str | None = None
     sequences: int | None = None
@@ -95,6 +99,7 @@ def _row(row: Mapping[str, Any]) -> PublishedRow:
     step = measured.get("step")
     given: dict[str, Any] = {name: row[name] for name in ("id", "source", "model", "gpu", "gpus")}
     given |= {name: row.get(name, "") for name in ("precision", "options", "memory", "kind", "time")}
+    given |= {name: str(row.get(name, "")) for name in ("parallelism", "batch", "length")}
     given |= {name: row.get(name) for name in ("group", "config", "node", "sequences", "tokens")}
     return PublishedRow(
         **given,
