@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from simgpu.cli.screen import Screen, progress, quiet_option, table
+from simgpu.cli.validate_public_several import print_several, several_document
 from simgpu.cli.validate_public_times import print_times, times_document
 from simgpu.report.template import check_page
 from simgpu.validation.public.coverage import Coverage, coverage
@@ -22,6 +23,12 @@ from simgpu.validation.public.predicted import (
 )
 from simgpu.validation.public.rows import PublishedRow, published_rows
 from simgpu.validation.public.selection import Subject, reasons
+from simgpu.validation.public.several_times import (
+    compared_slowdowns,
+    predict_one_gpu,
+    rows_of_several,
+    stored_times_of_several,
+)
 from simgpu.validation.public.tables import causes, counts, covered_text, peak_cells, peak_medians, verdicts_of
 from simgpu.validation.public.times import ComparedTime, compared_times, predict_time, stored_times, timed_rows
 from simgpu.version import __version__
@@ -64,6 +71,7 @@ def public(list_rows: bool, again: bool, plot: Path | None, page: Path | None, a
         figure_format(plot)
     rows, covered, timed = published_rows(), covered_rows(), timed_rows()
     predictions, predicted_times = dict(stored_predictions()), dict(stored_times())
+    of_one_gpu = dict(stored_times_of_several())
     if again:
         with progress(quiet) as say:
             for number, row in enumerate(covered, start=1):
@@ -72,16 +80,20 @@ def public(list_rows: bool, again: bool, plot: Path | None, page: Path | None, a
             for number, row in enumerate(timed, start=1):
                 say(f"predicting the time of {row.id}, {row.model}, {number} of {len(timed)}")
                 predicted_times[row.id] = predict_time(row)
+            for row in rows_of_several():
+                say(f"predicting one GPU of {row.id}, {row.model}")
+                of_one_gpu[row.id] = predict_one_gpu(row)
     peaks, times = compared(covered, predictions), compared_times(timed, predicted_times)
+    several = compared_slowdowns(of_one_gpu)
     if plot is not None:
         _draw(plot, peaks, times)
     if page is not None:
-        from simgpu.validation.public.page import write_scoreboard  # loads matplotlib
+        from simgpu.validation.public.page import Scoreboard, write_scoreboard  # loads matplotlib
 
-        write_scoreboard(page, rows, peaks, times)
+        write_scoreboard(page, Scoreboard(rows, peaks, times, several))
     parts = [coverage(rows, subject) for subject in Subject]
     if as_json:
-        click.echo(json.dumps(_document(rows, parts, peaks, times), indent=2))
+        click.echo(json.dumps(_document(rows, parts, peaks, times) | several_document(several), indent=2))
         return
     screen = Screen()
     titles = ("row", "model", "published", "", "predicted", "error")
@@ -93,6 +105,7 @@ def public(list_rows: bool, again: bool, plot: Path | None, page: Path | None, a
         screen.print(f"{ids}: {cause}")
     screen.print()
     print_times(screen, times, peaks)
+    print_several(screen, several)
     for part in parts:
         screen.print(f"{part.subject.value}: {covered_text(part)}")
         for title, numbers in counts(part):

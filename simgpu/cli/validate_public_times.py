@@ -9,7 +9,7 @@ from simgpu.validation.public.predicted import ComparedPeak
 from simgpu.validation.public.rows import published_rows
 from simgpu.validation.public.selection import baselines
 from simgpu.validation.public.tables import causes, order_rows, orders, slowdown_cells, time_cells, time_medians
-from simgpu.validation.public.times import ComparedTime, median_of, slowdowns
+from simgpu.validation.public.times import ComparedTime, Slowdown, median_of, slowdowns
 
 
 def print_times(screen: Screen, times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak]) -> None:
@@ -51,17 +51,19 @@ def times_document(times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak])
             }
             for each in times
         ],
-        "slowdowns": [
-            {
-                "id": each.row.id,
-                "baseline": each.baseline.id,
-                "published": each.published,
-                "predicted": each.predicted,
-                "error": each.error,
-            }
-            for each in slower
-        ],
+        "slowdowns": [slowdown_document(each) for each in slower],
         "ordered_pairs": [
             {"subject": each.subject.value, "pairs": each.pairs, "right": each.right} for each in orders(times, peaks)
         ],
+    }
+
+
+def slowdown_document(each: Slowdown) -> dict[str, object]:
+    """A slowdown in a JSON document."""
+    return {
+        "id": each.row.id,
+        "baseline": each.baseline.id,
+        "published": each.published,
+        "predicted": each.predicted,
+        "error": each.error,
     }

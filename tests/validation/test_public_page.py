@@ -12,19 +12,22 @@ from click.testing import CliRunner
 
 from simgpu.cli.validate_public import public
 from simgpu.validation.public import tables
-from simgpu.validation.public.page import scoreboard_page, source_url
+from simgpu.validation.public.page import Scoreboard, scoreboard_page, source_url
 from simgpu.validation.public.predicted import compared, covered_rows, stored_predictions
 from simgpu.validation.public.rows import published_rows
+from simgpu.validation.public.several_times import compared_slowdowns, stored_times_of_several
 from simgpu.validation.public.times import compared_times, stored_times, timed_rows
 
 ROWS = published_rows()
 PEAKS = compared(covered_rows(), stored_predictions())
 TIMES = compared_times(timed_rows(), stored_times())
+SEVERAL = compared_slowdowns(stored_times_of_several())
+BOARD = Scoreboard(ROWS, PEAKS, TIMES, SEVERAL)
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return scoreboard_page(ROWS, PEAKS, TIMES)
+    return scoreboard_page(BOARD)
 
 
 def rows_of(page: str, title: str) -> list[list[str]]:
@@ -39,6 +42,8 @@ def test_every_compared_value_is_in_its_table(page: str) -> None:
     peaks, times = rows_of(page, "Peak memory"), rows_of(page, "Time of a sample")
     assert [(row[0], *row[-4:]) for row in peaks] == [(peak.row.id, *tables.peak_cells(peak)) for peak in PEAKS]
     assert [(row[0], *row[-4:]) for row in times] == [(time.row.id, *tables.time_cells(time)) for time in TIMES]
+    several = rows_of(page, "Slowdown of several GPUs, from the step of one")
+    assert [(row[0], *row[-4:]) for row in several] == [(each.row.id, *tables.slowdown_cells(each)) for each in SEVERAL]
 
 
 def test_every_row_is_listed_once_with_its_verdicts(page: str) -> None:
@@ -50,7 +55,7 @@ def test_hostile_texts_are_escaped(page: str) -> None:
     text = '<script>alert("1")</script>'
     rows = [replace(ROWS[0], model=text, source=f"{text} PR #1"), *ROWS[1:]]
     peaks = [replace(PEAKS[0], row=replace(PEAKS[0].row, options=text), cause=text), *PEAKS[1:]]
-    hostile = scoreboard_page(rows, peaks, TIMES)
+    hostile = scoreboard_page(replace(BOARD, rows=rows, peaks=peaks))
     assert hostile.count("<script") == page.count("<script") and "&lt;script&gt;" in hostile
 
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
+import pytest
+from click.testing import CliRunner
+
+from simgpu.cli.validate_public import public
 from simgpu.validation.public.rows import PublishedRow, published_rows
 from simgpu.validation.public.several import OURS, SeveralReason, slowdowns_of_several
+from simgpu.validation.public.several_times import (
+    compared_slowdowns,
+    predict_one_gpu,
+    rows_of_several,
+    stored_times_of_several,
+)
+from simgpu.validation.public.times import PredictedTime
+from tests.validation.test_public_predictions import installed
 
 ROWS = {row.id: row for row in published_rows()}
 #: A baseline and its option, of eight GPUs, which a prediction can compare.
@@ -37,7 +51,7 @@ def test_comparable_slowdowns_are_those_of_the_first_rule() -> None:
 
 def test_a_source_that_says_less_is_not_compared() -> None:
     """What a row loses, both lose; the reason names it."""
-    lost = {
+    lost: dict[SeveralReason, dict[str, Any]] = {
         SeveralReason.NO_TIME: {"time": ""},
         SeveralReason.NOT_STATED: {"parallelism": ""},
         SeveralReason.NOT_DATA: {"parallelism": "FSDP 4, TP 2"},
@@ -69,3 +83,60 @@ def test_the_rule_for_several_gpus_looks_at_no_measured_value() -> None:
     assert [each for _, each in slowdowns_of_several(other).values()] == [
         each for _, each in slowdowns_of_several(ROWS.values()).values()
     ]
+
+
+def test_slowdowns_of_several_gpus_are_ratios_of_one_gpu_to_the_baseline() -> None:
+    """With published times as predictions, every error is zero; with a baseline twice as long, its row's is -50%."""
+    exact = {row.id: PredictedTime(row.sample_ns, row.sample_ns, 1) for row in rows_of_several() if row.sample_ns}
+    assert [each.error for each in compared_slowdowns(exact)] == [0, 0]
+    doubled = exact | {"t-001": PredictedTime(2 * exact["t-001"].step_ns, 1, 1)}
+    errors = {each.row.id: each.error for each in compared_slowdowns(doubled)}
+    assert errors["t-009"] == 0 and abs(errors["t-002"] + 0.5) < 1e-9
+
+
+def test_every_covered_slowdown_is_predicted_within_ten_percent_and_no_other() -> None:
+    assert stored_times_of_several().keys() == {row.id for row in rows_of_several()}
+    assert all(abs(each.error) <= 0.1 for each in compared_slowdowns(stored_times_of_several()))
+
+
+def test_a_step_of_llama_takes_longer_than_its_products_at_the_peak_rate() -> None:
+    """By hand: 6 operations of each weight and token, those of wk, wo and w3 done again, and half of the scores."""
+    width, hidden, tokens, layers = 4096, 14336, 2 * 8192, 32
+    layer = 2 * width * width + 2 * width * 1024 + 3 * width * hidden
+    again = width * width + width * 1024 + width * hidden
+    scores = 2 * 2 * 8192 * width * tokens // 2  # scores and their product with values
+    flops = 6 * tokens * (layers * layer + 128256 * width) + layers * (2 * tokens * again + 3.5 * scores)
+    least = flops / 989.4e12 * 1e9
+    stored = stored_times_of_several()
+    assert 1.2 < stored["t-002"].kernels_ns / least < stored["t-001"].kernels_ns / least < 2.5
+
+
+def test_the_command_prints_slowdowns_of_several_gpus_and_counts_the_others() -> None:
+    document = json.loads(CliRunner().invoke(public, ["--json"]).output)
+    of = document["coverage_of_several"]
+    assert sum(of["reasons"].values()) + of["covered"] == of["rows"] == len(document["reasons_of_several"])
+    assert of["rows"] + of["baselines"] == sum(row.gpus != 1 for row in ROWS.values())
+    assert [each["id"] for each in document["slowdowns_of_several"]] == ["t-002", "t-009"]
+    text = CliRunner().invoke(public, []).output
+    assert "slowdown of several GPUs: 2 of 7 comparable rows are covered" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed("torch", "2.13"), reason="predictions were made with PyTorch 2.13")
+def test_one_gpu_of_several_comes_out_again() -> None:
+    for name in ("t-001", "t-002"):
+        again, stored = predict_one_gpu(ROWS[name]), stored_times_of_several()[name]
+        assert again.step_ns == pytest.approx(stored.step_ns, rel=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not installed("torch"), reason="needs PyTorch")
+def test_the_model_of_torchtitan_has_the_published_number_of_weights() -> None:
+    """8,030,261,248, as Llama 3.1 8B's model card and index of weights (16,060,522,496 bytes in bfloat16) have it."""
+    import torch
+
+    from simgpu.validation.public.titan_rows import TitanModel
+
+    with torch.device("meta"):
+        model = TitanModel(8192)
+    assert sum(each.numel() for each in model.parameters()) == 8_030_261_248

@@ -6,7 +6,8 @@ Imports matplotlib, so import it only to write a page.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +17,13 @@ from simgpu.io.atomic import atomic_file
 from simgpu.papers.page.svg import inline_svg
 from simgpu.report.template import filled, resource
 from simgpu.validation.public import tables
-from simgpu.validation.public.coverage import Coverage, coverage
+from simgpu.validation.public.coverage import coverage
 from simgpu.validation.public.figure import plot_scoreboard
 from simgpu.validation.public.predicted import ComparedPeak
 from simgpu.validation.public.rows import PublishedRow
 from simgpu.validation.public.selection import Subject
-from simgpu.validation.public.times import ComparedTime, slowdowns
+from simgpu.validation.public.several import coverage_of_several
+from simgpu.validation.public.times import ComparedTime, Slowdown, slowdowns
 from simgpu.version import __version__
 
 _PACKAGE = "simgpu.validation.public"
@@ -66,20 +68,26 @@ def source_url(source: str) -> str:
     return repository if match["path"] is None else f"{repository}/blob/{match['commit']}/{match['path']}"
 
 
-def scoreboard_page(rows: Sequence[PublishedRow], peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> str:
-    """The page as HTML. The same values give the same text.
+@dataclass(frozen=True, slots=True)
+class Scoreboard:
+    """What a page shows. rows: all published ones; peaks, times: those compared; several: slowdowns of several GPUs."""
 
-    rows: all published ones; peaks, times: those that are compared.
-    """
-    parts = [coverage(rows, subject) for subject in Subject]
-    slower = slowdowns(times)
+    rows: Sequence[PublishedRow]
+    peaks: Sequence[ComparedPeak]
+    times: Sequence[ComparedTime]
+    several: Sequence[Slowdown]
+
+
+def scoreboard_page(board: Scoreboard) -> str:
+    """The page as HTML. The same values give the same text."""
+    peaks, times = board.peaks, board.times
     return filled(
         resource(_PACKAGE, "page.html.j2"),
         style=resource(_PACKAGE, "style.css"),
         script="",
         version=__version__,
-        count=len(rows),
-        facts=_facts(peaks, times, parts),
+        count=len(board.rows),
+        facts=list(_facts(board)),
         medians=list(tables.peak_medians(peaks))[:-1],  # without the verdicts, which the summary has
         figure=Markup(inline_svg(plot_scoreboard(peaks, times), "board-").text),
         compared=[
@@ -96,30 +104,39 @@ def scoreboard_page(rows: Sequence[PublishedRow], peaks: Sequence[ComparedPeak],
             _Table(
                 "Slowdown over the baseline",
                 (*_ABOUT, "baseline", "published", "predicted", "error"),
-                [_line(each.row, tables.slowdown_cells(each)) for each in slower],
+                [_line(each.row, tables.slowdown_cells(each)) for each in slowdowns(times)],
+            ),
+            _Table(
+                "Slowdown of several GPUs, from the step of one",
+                (*_ABOUT, "GPUs", "baseline", "published", "predicted", "error"),
+                [_line(each.row, (str(each.row.gpus), *tables.slowdown_cells(each))) for each in board.several],
             ),
         ],
         causes=tables.causes(peaks, times),
-        reasons=[
-            (f"{part.subject.value}: {title}", numbers.items())
-            for part in parts
-            for title, numbers in tables.counts(part)
-        ],
-        every=_Table("", ("row", "source", "model", *(subject.value for subject in Subject)), list(_every(rows))),
+        reasons=[(title, numbers.items()) for title, numbers in _reasons(board.rows)],
+        every=_Table("", ("row", "source", "model", *(subject.value for subject in Subject)), list(_every(board.rows))),
     )
 
 
-def _facts(
-    peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime], parts: Sequence[Coverage]
-) -> list[tuple[str, str]]:
+def _reasons(rows: Sequence[PublishedRow]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Numbers of rows that are not compared."""
+    for part in (coverage(rows, subject) for subject in Subject):
+        for title, numbers in tables.counts(part):
+            yield f"{part.subject.value}: {title}", numbers
+    yield "several GPUs: why a slowdown is not compared", tables.by_reason(coverage_of_several(rows))
+
+
+def _facts(board: Scoreboard) -> Iterator[tuple[str, str]]:
     """The summary: names and texts."""
-    (_, error, number), *_, (_, right, verdicts) = tables.peak_medians(peaks)
-    facts = [("peak memory", f"median error {error} over {number} peaks; {right} of {verdicts} OOM verdicts are right")]
-    for name, error, number in tables.time_medians(times, slowdowns(times)):
-        facts.append((name, f"median error {error} over {number} rows"))
-    order = "; ".join(f"{subject} {right}" for subject, right in tables.order_rows(times, peaks))
-    facts.append(("pairs of a group in the measured order", order))
-    return [*facts, *((f"coverage, {part.subject.value}", tables.covered_text(part)) for part in parts)]
+    (_, error, number), *_, (_, right, verdicts) = tables.peak_medians(board.peaks)
+    yield "peak memory", f"median error {error} over {number} peaks; {right} of {verdicts} OOM verdicts are right"
+    for name, error, number in tables.time_medians(board.times, slowdowns(board.times)):
+        yield name, f"median error {error} over {number} rows"
+    order = "; ".join(f"{subject} {right}" for subject, right in tables.order_rows(board.times, board.peaks))
+    yield "pairs of a group in the measured order", order
+    for subject in Subject:
+        yield f"coverage, {subject.value}", tables.covered_text(coverage(board.rows, subject))
+    yield "coverage, slowdown of several GPUs", tables.covered_text(coverage_of_several(board.rows))
 
 
 def _line(row: PublishedRow, cells: Iterable[str]) -> list[_Cell]:
@@ -135,10 +152,8 @@ def _every(rows: Iterable[PublishedRow]) -> Iterator[list[_Cell]]:
         yield [_Cell(row.id), source, *map(_Cell, (row.model, *tables.verdicts_of(row)))]
 
 
-def write_scoreboard(
-    path: Path, rows: Sequence[PublishedRow], peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]
-) -> None:
+def write_scoreboard(path: Path, board: Scoreboard) -> None:
     """Writes the page, or nothing. Raises `InputError` if the file cannot be written."""
-    text = scoreboard_page(rows, peaks, times)
+    text = scoreboard_page(board)
     with atomic_file(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")

@@ -24,8 +24,8 @@ class PublishedRow:
     the length of each, 0 for images; uses: the options in words of `simgpu.validation.public.selection`. All of these
     are None or empty where the source does not say it, and for most rows of several GPUs
     (`simgpu.validation.public.several` says for which they are read). peaks: bytes by kind; oom: memory ran out.
-    step_ns: of a training step; tokens_per_second, samples_per_second: as published. context: bytes of the CUDA
-    context, where the source states them.
+    step_ns: of a training step; tokens_per_second, samples_per_second: as published, of one GPU. context: bytes of the
+    CUDA context, where the source states them.
     """
 
     id: str

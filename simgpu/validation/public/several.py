@@ -1,9 +1,9 @@
 """The rule that selects slowdowns among rows of several GPUs: by what their sources say, never by error.
 
-A slowdown of several GPUs can be predicted from the step of one where all GPUs do alike on their own samples, and
-where the option changes nothing that they exchange: plain data parallelism, whether weights are sharded (FSDP, ZeRO) or
-not. As in `simgpu.validation.public.selection`, a row is *comparable* if its source says enough, and *covered* if
-simgpu also models it.
+The step of one GPU predicts a slowdown of several if all GPUs do the same on their own samples, and if the option does
+not change what they exchange: plain data parallelism, with sharded weights (FSDP, ZeRO) or without. As in
+`simgpu.validation.public.selection`, a row is *comparable* if its source says enough, and *covered* if simgpu also
+models it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from simgpu.validation.public.rows import PublishedRow
@@ -35,23 +36,38 @@ class SeveralReason(StrEnum):
     MODEL = "the model is not followed"
 
 
-#: Reasons for which simgpu is to blame, not the row.
+@dataclass(frozen=True, slots=True)
+class CoverageOfSeveral:
+    """The slowdowns of several GPUs. rows: without the baselines; baselines: their number.
+
+    comparable: rows whose source says enough; covered: those of them that simgpu predicts; reasons: the number of rows
+    by the first reason against them.
+    """
+
+    rows: int
+    baselines: int
+    comparable: int
+    covered: int
+    reasons: dict[SeveralReason, int]
+
+
+#: What simgpu lacks, not the row.
 OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL})
-#: Words of `PublishedRow.uses` for options that change what GPUs exchange. With LoRA, gradients of adapters alone.
+#: Words of `PublishedRow.uses` for options that change what GPUs exchange; with LoRA, the gradients of adapters alone.
 EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 #: The configurations that simgpu follows, by project.
-FOLLOWED_OF_SEVERAL: dict[str, frozenset[str]] = {}
+FOLLOWED_OF_SEVERAL = {"torchtitan": frozenset({"llama-3.1-8b"})}
 #: Tensor, pipeline, expert and context parallelism, with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
 _SPLIT = re.compile(r"(?<![a-z])(?:tp|pp|ep|cp)(?![a-z])\s?(\d*)", re.IGNORECASE)
-#: Times that are not of a step: of a whole run, or none as memory ran out.
+#: Beginnings of `PublishedRow.time` that are no time of a step: that of a whole run, or none because memory ran out.
 _NO_STEP = ("total", "OOM")
 
 
 def slowdowns_of_several(rows: Iterable[PublishedRow]) -> dict[str, tuple[PublishedRow | None, list[SeveralReason]]]:
     """The baseline of each row of several GPUs, and why its slowdown is not compared, by the row's id.
 
-    Baselines themselves are left out. The baseline is that with fewest options of its group, the first in the file if
-    several have as few. Rows without a group are alike if source, model, GPU, parallelism, batch and length are.
+    Baselines are left out. The baseline has the fewest options of its group; of several, it is the first in the file.
+    Rows without a group are compared if they have the same source, model, GPU, parallelism, batch and length.
 
     >>> from simgpu.validation.public.rows import published_rows
     >>> baseline, against = slowdowns_of_several(published_rows())["t-022"]
@@ -78,14 +94,26 @@ def slowdowns_of_several(rows: Iterable[PublishedRow]) -> dict[str, tuple[Publis
     return found
 
 
-def counts_of_several(rows: Iterable[PublishedRow]) -> dict[SeveralReason, int]:
-    """The number of slowdowns of several GPUs by the first reason against them."""
-    against = Counter(each[0] for _, each in slowdowns_of_several(rows).values() if each)
-    return {reason: against[reason] for reason in SeveralReason if against[reason]}
+def coverage_of_several(rows: Iterable[PublishedRow]) -> CoverageOfSeveral:
+    """The coverage of slowdowns of several GPUs.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> coverage_of_several(published_rows()).reasons[SeveralReason.NOT_DATA]
+    39
+    """
+    found = slowdowns_of_several(rows)
+    against = Counter(each[0] for _, each in found.values() if each)
+    return CoverageOfSeveral(
+        rows=len(found),
+        baselines=len({baseline.id for baseline, _ in found.values() if baseline}),
+        comparable=sum(set(each) <= OURS for _, each in found.values()),
+        covered=sum(not each for _, each in found.values()),
+        reasons={reason: against[reason] for reason in SeveralReason if against[reason]},
+    )
 
 
 def _lacks(row: PublishedRow, baseline: PublishedRow) -> list[SeveralReason]:
-    """What a row or its baseline does not say, or is not about. Only where all GPUs do alike was the rest read."""
+    """What the sources of a row and its baseline do not say. The rest was read only where all GPUs do the same."""
     both = (row, baseline)
     return list(_of_parallelism(both)) or list(_of_the_rest(both))
 

@@ -9,6 +9,7 @@ from simgpu.validation.public.coverage import Coverage
 from simgpu.validation.public.predicted import ComparedPeak, median_error
 from simgpu.validation.public.rows import PublishedRow
 from simgpu.validation.public.selection import Subject, reasons
+from simgpu.validation.public.several import CoverageOfSeveral
 from simgpu.validation.public.times import (
     ComparedTime,
     Order,
@@ -83,14 +84,19 @@ def causes(peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> list
 
 def counts(part: Coverage) -> Iterator[tuple[str, Mapping[str, int]]]:
     """Numbers of rows: by the reason why they are not compared, and by what simgpu lacks for comparable ones."""
-    yield "why a row is not compared", {reason.value: count for reason, count in part.reasons.items()}
+    yield "why a row is not compared", by_reason(part)
     if part.options:
         yield "options of comparable rows that are not modelled", part.options
     if part.models:
         yield "models of comparable rows that are not followed", part.models
 
 
-def covered_text(part: Coverage) -> str:
+def by_reason(part: Coverage | CoverageOfSeveral) -> dict[str, int]:
+    """The number of rows by the first reason against them."""
+    return {reason.value: count for reason, count in part.reasons.items()}
+
+
+def covered_text(part: Coverage | CoverageOfSeveral) -> str:
     """How many rows are covered."""
     return f"{part.covered} of {part.comparable} comparable rows are covered, of {part.rows}"
 

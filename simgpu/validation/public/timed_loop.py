@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -26,19 +26,21 @@ class Runs:
     graph: names the compiled graph of a kernel, as in `fused_durations`; None where nothing is compiled. Launches of
     compiled steps take the host no time.
     updates: what overlaps, as `optimizer_on_host` has it, where the host updates the weights; None on the GPU.
-    host_bandwidth: of the host's memory, which the updates need.
+    changes: of the node, such as its host's memory bandwidth, which the updates need.
+    optimizer: whether what the optimizer runs on the GPU counts.
     """
 
     graph: Callable[[Kernel], object] | None = None
     updates: Literal["step", "backward"] | None = None
-    host_bandwidth: str | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    optimizer: bool = True
 
 
 def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels on a node's GPU, and its samples."""
     samples = loop.sequences * loop.micro_batches
     prices = partial(time_model, products=Products.MEASURED)
-    gpu = load_node(node).gpu
+    gpu = load_node(node, runs.changes).gpu
     trace = ModelledSession(
         loop.factory,
         samples,
@@ -57,7 +59,8 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
         trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
     if runs.updates is not None:
         return *_on_host(trace, node, runs), samples
-    durations = [kernel.duration_ns for kernel in trace.kernels]
+    counted = [kernel for kernel in trace.kernels if runs.optimizer or kernel.phase is not Phase.OPTIMIZER]
+    durations = [kernel.duration_ns for kernel in counted]
     step = sum(durations) if runs.graph is not None else step_ns(durations, waits(trace))
     return step, sum(durations), samples
 
@@ -69,7 +72,6 @@ def whole_model(kernel: Kernel) -> str | None:
 
 def _on_host(trace: Trace, node: str, runs: Runs) -> tuple[int, int]:
     """A step whose weights the host updates, launches of the GPU's kernels not counted, and the kernels on the GPU."""
-    where = load_node(node, {"host.memory_bandwidth": runs.host_bandwidth} if runs.host_bandwidth else {})
-    result = simulate(trace, where, "optimizer_on_host", parameters={"overlap": runs.updates})
+    result = simulate(trace, load_node(node, runs.changes), "optimizer_on_host", parameters={"overlap": runs.updates})
     on_gpu = sum(kernel.duration_ns for kernel in trace.kernels if kernel.phase is not Phase.OPTIMIZER)
     return result.iteration_ns, on_gpu
