@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from simgpu.hardware.nodes import load_node
@@ -16,7 +15,7 @@ from simgpu.validation.public.fused import fused_durations
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.trainer import waits
 from simgpu.workloads.timemodel.host import step_ns
-from simgpu.workloads.timemodel.model import Products, time_model
+from simgpu.workloads.timemodel.model import time_model
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Runs:
 def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels on a node's GPU, and its samples."""
     samples = loop.sequences * loop.micro_batches
-    prices = partial(time_model, products=Products.MEASURED)
     gpu = load_node(node, runs.changes).gpu
     trace = ModelledSession(
         loop.factory,
@@ -48,13 +46,12 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
         gpu,
         datetime.date.today().isoformat(),
         lambda _: None,
-        time_model=prices,
         hold_output=loop.hold_output,
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     ).run()
     if runs.graph is not None:
-        durations = fused_durations(trace, prices(gpu), runs.graph)
+        durations = fused_durations(trace, time_model(gpu), runs.graph)
         kernels = zip(trace.kernels, durations, strict=True)
         trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
     if runs.updates is not None:

@@ -42,7 +42,7 @@ def fused_seconds(
     >>> from simgpu.workloads.timemodel.parameters import load_parameters
     >>> parameters, shape = load_parameters(), AttentionShape(heads=32, rows=8192, keys=8192, width=128, values=128)
     >>> hopper = parameters.architectures["hopper"].attention
-    >>> seconds = fused_seconds(shape, Direction.FORWARD, 821e12, 66.9e12, 132, hopper, parameters.attention)
+    >>> seconds = fused_seconds(shape, Direction.FORWARD, 797.5e12, 66.9e12, 132, hopper, parameters.attention)
     >>> round(shape.flops(Direction.FORWARD) / seconds / 1e12)
     369
     """

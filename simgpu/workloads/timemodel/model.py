@@ -4,22 +4,19 @@ A kernel takes the launch time plus the longer of its arithmetic and its memory 
 peak rate. Additional passes, such as the transforms of a Winograd convolution, are added. Small kernels reach a smaller
 fraction, by smooth laws:
 
-- a product of m x k and k x n takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic (m: the longer side of
-  the result), for partly filled tiles and short loops;
+- the product of a convolution, of m x k and k x n, takes (1 + a/m)(1 + b/n)(1 + c/k) times as long as its arithmetic
+  (m: the longer side of the result), for partly filled tiles and short loops;
 - and sqrt(1 + (h M / r)^2) times, for idle multiprocessors: r results, M multiprocessors, h results to fill one; sums
   longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
-- products of matrices follow measured rates instead where `Products.MEASURED` is chosen, as for recorded models: they
-  have one rate in all directions, and an h of their own without matrix units; tiny ones, such as those of a classifier
-  of two labels, take no longer than if every multiplication read its two values from memory, without tiles;
+- products of matrices take the time of the library's fastest tile (`simgpu.workloads.timemodel.products`), at one rate
+  in all directions; fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
   which a board's power limit lowers), by default the architecture's share of the matrix units' rate; those in float8 a
   multiple of it;
-- fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
-- any other kernel moves an additional `in_flight` bytes per multiprocessor: the bytes in flight that saturate the
-  memory (Little's law).
+- any kernel but a convolution or attention moves an additional `in_flight` bytes per multiprocessor: the bytes in
+  flight that saturate the memory (Little's law).
 
-These laws approximate waves of tiles without their steps, whose positions depend on the tile size that the library
-chooses, which is not published. The laws are exact in both limits.
+These laws approximate waves of tiles without their steps. They are exact in both limits.
 
 A separate kernel adds a convolution's bias by reading and writing its result: cuDNN's convolutions have no bias, and
 PyTorch, TensorFlow and Torch run such a kernel after them (in PyTorch ``add_``, aten/src/ATen/native/cudnn).
@@ -47,13 +44,10 @@ from simgpu.workloads.timemodel.operation import (
     OperationKind,
 )
 from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
+from simgpu.workloads.timemodel.products import ProductRates, product_seconds
 
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture, Parameters
-
-
-#: The product with which a board's sustained rate is measured (`GpuSpec.sustained_tensor_rate`).
-SUSTAINED = GemmShape(8192, 8192, 8192)
 
 
 class Tf32(StrEnum):
@@ -62,13 +56,6 @@ class Tf32(StrEnum):
     NONE = "none"
     CONVOLUTIONS = "convolutions"  # PyTorch's default
     ALL = "all"
-
-
-class Products(StrEnum):
-    """Where the laws of small products of matrices, and of those of backward, come from."""
-
-    FITTED = "fitted"  # with the convolutional networks of the zoo, whose last layers they are
-    MEASURED = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +81,6 @@ class TimeModel:
     without: frozenset[str]
     workspace_limit: int
     task_limit: int | None = None
-    products: Products = Products.FITTED
 
     def duration_ns(self, operation: Operation) -> int:
         """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
@@ -112,8 +98,7 @@ class TimeModel:
         if operation.attention is not None:
             return self._attention_ns(operation, operation.attention)
         if operation.gemm is not None:
-            work = AlgorithmWork("implicit_precomp_gemm", operation.gemm, operation.flops, matrix_units=True)
-            return self._product_ns(operation, work, on_matrix_units=self._uses_matrix_units(operation, Tf32.ALL))
+            return self._matrices_ns(operation, operation.gemm)
         return self._other_ns(operation)
 
     def algorithms(self, operation: Operation) -> tuple[Algorithm, ...]:
@@ -128,7 +113,7 @@ class TimeModel:
         result = [
             Algorithm(
                 work.name,
-                self._product_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
+                self._convolution_ns(operation, work, on_matrix_units=matrix_units and work.matrix_units),
                 work.workspace_bytes,
             )
             for work in self._works(shape, operation)
@@ -164,7 +149,7 @@ class TimeModel:
         if operation.convolution is not None:
             return rate * share
         if self.gpu.sustained_tensor_rate is not None:
-            half = self.gpu.sustained_tensor_rate * self._padding(SUSTAINED)
+            half = self.gpu.sustained_tensor_rate
         else:
             half = rate * (self.architecture.half_products or share)
         return half * self._float8_factor if operation.dtype in FLOAT8 else half
@@ -176,33 +161,15 @@ class TimeModel:
         ratio = of.float8_products / of.half_products if of.float8_products and of.half_products else 1.0
         return (of.float8 or 1.0) * ratio
 
-    def _is_measured(self, operation: Operation) -> bool:
-        return self.products is Products.MEASURED and operation.convolution is None
-
-    def _direction_share(self, operation: Operation, on_matrix_units: bool) -> float:
-        """Fraction of the forward rate in a product's direction; 1 for half-precision products of matrices.
-
-        In backward, such a product has other sides but the same kernels; the fitted fractions are of convolutions,
-        mostly.
-        """
-        is_half = on_matrix_units and operation.convolution is None and operation.dtype != "float32"
-        return 1.0 if is_half or self._is_measured(operation) else self.parameters.directions[operation.direction]
-
-    def _product_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
-        itemsize = itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+    def _convolution_ns(self, operation: Operation, work: AlgorithmWork, *, on_matrix_units: bool) -> int:
         if not work.product_flops:  # of an empty batch
             return work.kernels * self.architecture.launch
-        share = self.parameters.algorithms[work.name] * self._direction_share(operation, on_matrix_units)
+        share = self.parameters.algorithms[work.name] * self.parameters.directions[operation.direction]
         rate = self._peak(operation, on_matrix_units) * share
-        bandwidth, half = self._bandwidth(operation), self._half(operation, on_matrix_units)
-        arithmetic = (
-            work.times * work.product_flops * self._padding(work.product) * self._idle(work.product, half) / rate
-        )
-        if self._is_measured(operation):
-            untiled = 2 * work.product.macs * itemsize + self.parameters.in_flight * self.multiprocessors
-            arithmetic = min(arithmetic, untiled / bandwidth)
+        bandwidth = self._bandwidth(operation)
+        arithmetic = work.times * work.product_flops * self._padding(work.product) * self._idle(work.product) / rate
         # Matrix units need channels last and frameworks store channels first: operands and result are reordered.
-        reordered = 2 * operation.bytes if on_matrix_units and operation.convolution is not None else 0
+        reordered = 2 * operation.bytes if on_matrix_units else 0
         around = max(
             work.other_flops / (self.fp32_rate * self.architecture.compute),
             (work.extra_bytes + reordered) / bandwidth,
@@ -210,24 +177,37 @@ class TimeModel:
         seconds = max(arithmetic, operation.bytes / bandwidth) + around
         return work.kernels * self.architecture.launch + ceil(seconds * 1e9) + self._bias_ns(operation)
 
+    def _matrices_ns(self, operation: Operation, product: GemmShape) -> int:
+        rates, launch = self._product_rates(operation), self.architecture.launch
+        if not operation.flops:  # of an empty batch
+            return launch
+        seconds = product_seconds(product, operation.bytes, rates)
+        return launch + ceil((seconds + self.parameters.in_flight * self.multiprocessors / rates.memory) * 1e9)
+
+    def _product_rates(self, operation: Operation) -> ProductRates:
+        return ProductRates(
+            self._peak(operation, self._uses_matrix_units(operation, Tf32.ALL)),
+            self._bandwidth(operation),
+            self.dram_bandwidth * self.parameters.cache,
+            self.multiprocessors,
+            itemsize_of_products(self.gpu, self.architecture, operation.dtype),
+            self.architecture.launch * 1e-9,
+        )
+
     def _attention_ns(self, operation: Operation, shape: AttentionShape) -> int:
-        itemsize_of_products(self.gpu, self.architecture, operation.dtype)
+        rates = self._product_rates(operation)
         launch, shares = self.architecture.launch, self.architecture.attention
         if not operation.flops:  # of an empty batch
             return launch
-        on_matrix_units = self._uses_matrix_units(operation, Tf32.ALL)
-        rate = self._peak(operation, on_matrix_units)
         if shares is not None and operation.dtype != "float32":
             fp32, table = self.fp32_rate, self.parameters.attention
-            seconds = fused_seconds(shape, operation.direction, rate, fp32, self.multiprocessors, shares, table)
+            many = self.multiprocessors
+            seconds = fused_seconds(shape, operation.direction, rates.arithmetic, fp32, many, shares, table)
         else:
-            kept = operation.flops / (rate * self._direction_share(operation, on_matrix_units))
             products = products_of_attention(shape, operation.direction)
-            whole = sum(each.macs for each in products)
-            half = self._half(operation, on_matrix_units)
-            slowed = sum(each.macs * self._padding(each) * self._idle(each, half) for each in products)
-            seconds = kept * slowed / whole
-        return launch + ceil(max(seconds, operation.bytes / self._bandwidth(operation)) * 1e9)
+            kept = operation.flops / (2 * sum(each.macs for each in products))
+            seconds = kept * sum(product_seconds(each, 0, rates) for each in products)
+        return launch + ceil(max(seconds, operation.bytes / rates.memory) * 1e9)
 
     def _bias_ns(self, operation: Operation) -> int:
         """Duration of the kernel that adds a convolution's bias to its result."""
@@ -242,13 +222,9 @@ class TimeModel:
         depth = min(float(product.k), self.parameters.split_depth)
         return (1 + half.rows / long) * (1 + half.columns / short) * (1 + half.depth / depth)
 
-    def _half(self, operation: Operation, on_matrix_units: bool) -> float:
-        """Results of a multiprocessor at which a product runs at half its full rate."""
-        half = self.parameters.halves
-        return half.products if self._is_measured(operation) and not on_matrix_units else half.results
-
-    def _idle(self, product: GemmShape, half: float) -> float:
+    def _idle(self, product: GemmShape) -> float:
         """Slowdown factor of a product whose results do not fill the multiprocessors."""
+        half = self.parameters.halves.results
         parts = max(1.0, product.k / self.parameters.split_depth)
         results = product.count * product.m * product.n * parts
         return sqrt(1 + (half * self.multiprocessors / results) ** 2)
@@ -274,7 +250,6 @@ def time_model(
     without: Iterable[str] = (),
     workspace_limit: int = WORKSPACE_LIMIT,
     task_limit: int | None = None,
-    products: Products = Products.FITTED,
     parameters: Parameters | None = None,
 ) -> TimeModel:
     """The time model of a GPU.
@@ -284,7 +259,6 @@ def time_model(
     workspace_limit: bytes; algorithms that need more are not used.
     task_limit: bytes of a convolution's inputs, result and workspace together; None for no limit. Algorithms that need
     more are not used, but for those without a workspace.
-    products: laws of products of matrices.
     parameters: by default the table shipped with simgpu.
 
     Raises `InputError` for values missing in the GPU's description, an architecture without parameters, and for unknown
@@ -330,5 +304,4 @@ def time_model(
         lacking,
         workspace_limit,
         task_limit,
-        products,
     )

@@ -29,13 +29,12 @@ Kind = Annotated[OperationKind, Field(strict=False)]
 
 
 class Halves(FileModel):
-    """Sizes at which a product runs at half its full rate; larger products approach the full rate."""
+    """Sizes at which a convolution's product runs at half its full rate; larger ones approach the full rate."""
 
     rows: Count = Field(description="longer side of the result")
     columns: Count = Field(description="shorter side of the result")
     depth: Count = Field(description="length of the sums")
     results: Count = Field(description="results per multiprocessor; each part of a split sum counts as a result")
-    products: Count = Field(description="the same for measured products without matrix units")
 
 
 class KindShares(FileModel):
@@ -105,6 +104,7 @@ class Parameters(FileModel):
     halves: Halves
     split_depth: Annotated[float, Field(gt=0, description="sums are split into parts of this length")]
     in_flight: Size = Field(description="bytes in flight per multiprocessor that saturate the memory")
+    cache: Annotated[float, Field(gt=0, description="read bandwidth of the L2 cache, as a multiple of DRAM's")]
     directions: dict[Of, Share]
     algorithms: dict[AlgorithmName, Share]
     kinds: dict[Kind, KindShares]
