@@ -15,6 +15,7 @@ from simgpu.recorder.configured_diffusion import (
     is_diffusion,
     loss_of_noise,
 )
+from simgpu.workloads.configured.config import model_name
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ def configured_model(
         return model, inputs, (), None  # the model's own loss
 
     factory = images if is_diffusion(values) else tokens
-    factory.__qualname__ = file.absolute().parent.name or architecture
+    factory.__qualname__ = model_name(file) or architecture
     return factory
 
 

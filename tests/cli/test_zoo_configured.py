@@ -55,6 +55,14 @@ def test_default_folder_names_model_batch_length_and_gpu(
     assert read_trace(tmp_path / "tiny-llama-b2-t32-h100").info.dtype == "float32"
 
 
+def test_file_of_another_name_names_the_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (model / "config.json").rename(tmp_path / "llama1b.json")
+    done = simgpu("zoo", "build", "llama1b.json", *USUAL)
+    assert done.exit_code == 0, done.stderr
+    assert read_trace(tmp_path / "llama1b-b2-t32-h100").info.model == "llama1b"
+
+
 def test_t5_is_built_with_eager_attention_and_refuses_another(tmp_path: Path) -> None:
     sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **sizes}))

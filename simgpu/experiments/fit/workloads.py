@@ -80,7 +80,6 @@ class ConfiguredWorkload:
         sizes = SampleSizes(**{name: given.pop(name) for name in _SIZES if name in given})
         if problems := [each for each in unsuitable(model, sizes) if each.place in _SIZES]:
             raise InputError(problems)
-        one_of_several = path.is_file() and path.name != "config.json" and model.name == path.absolute().parent.name
         if given.get("lora_targets") and not given.get("lora"):
             raise InputError.single("", "lora_targets", "names layers for LoRA, which is off", "give the rank of LoRA")
         usual = dict(_USUAL)
@@ -90,7 +89,7 @@ class ConfiguredWorkload:
             usual["attention"] = options_of(model, {}).attention
         if isinstance(model, Decoder) and has_fused_loss(model) and given.get("autocast") is None:
             usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
-        return cls(model, path.stem if one_of_several else model.name, {**usual, **given}, sizes=sizes)
+        return cls(model, model.name, {**usual, **given}, sizes=sizes)
 
     @property
     def longest(self) -> int | None:

@@ -42,7 +42,9 @@ class ModelledConfiguration(FileModel):
     model: Annotated[str | dict[str, Any], BeforeValidator(_path_or_keys)] = Field(
         description="its config.json, or the folder of it, relative to this file; or the keys of that file"
     )
-    name: str | None = Field(default=None, min_length=1, description="of the model; by default that of the folder")
+    name: str | None = Field(
+        default=None, min_length=1, description="of the model; by default that of the file, or of its folder"
+    )
     batch: int = Field(default=1, ge=1, description="samples in the iteration")
     length: int | None = Field(default=None, ge=1, description="tokens of each sample; not for DiT; of a U-Net's text")
     target_length: int | None = Field(

@@ -57,14 +57,23 @@ def read_model(path: str | Path) -> Model:
 
 
 def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
-    """The keys and values of a file, or of that in a folder, its name for messages, and the folder's name."""
+    """The keys and values of a file, or of that in a folder, its name for messages, and the model's by `model_name`."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
     values = parse_json(read_text(file, _WHAT, REMEDY, _LIMIT), file, REMEDY)
     if not isinstance(values, dict):
         raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", REMEDY)
-    return values, str(file), file.absolute().parent.name
+    return values, str(file), model_name(file)
+
+
+def model_name(file: Path) -> str:
+    """The name of the model of a configuration: the file's or, if that is ``config.json``, the folder's.
+
+    >>> model_name(Path("Llama-3.2-1B/config.json")), model_name(Path("models/llama1b.json"))
+    ('Llama-3.2-1B', 'llama1b')
+    """
+    return file.absolute().parent.name if file.name == "config.json" else file.stem
 
 
 def model_of(values: Mapping[str, Any], source: str = "configuration", name: str = "") -> Model:
