@@ -23,6 +23,7 @@ from simgpu.cli.signals import insist
 WIDTH = 80
 _PATIENCE_S = 1.0
 _PLAIN_PAUSE_S = 10.0
+_SHORTEST_PAUSE_S = 0.01
 _BAR = re.compile("[━─]")
 
 
@@ -150,8 +151,11 @@ def _plain(stream: TextIO) -> Iterator[Callable[[str], None]]:
     def watch() -> None:
         pause = _PATIENCE_S
         while not done.wait(pause):
-            show()
-            pause = _PLAIN_PAUSE_S
+            if monotonic() - shown_at >= pause:
+                show()
+                pause = _PLAIN_PAUSE_S
+            else:  # a new step was shown in the meantime
+                pause = max(shown_at + _PLAIN_PAUSE_S - monotonic(), _SHORTEST_PAUSE_S)
 
     watcher = Thread(target=watch, daemon=True)
     watcher.start()

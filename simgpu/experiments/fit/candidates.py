@@ -197,6 +197,15 @@ class Candidate:
         value = self.parameters.get(self.searched)
         return value if isinstance(value, int) else None
 
+    @property
+    def stage(self) -> str:
+        """The label, for progress: with n where a value is still searched.
+
+        >>> Candidate("every {nth}", "+ every {nth}").stage
+        'every n-th'
+        """
+        return self.label.replace("{nth}", "n-th").replace("{n}", "n")
+
     def valued(self, value: int) -> Candidate:
         """The candidate with this value of the searched parameter.
 

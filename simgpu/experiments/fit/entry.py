@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.fit.candidates import candidates, changed
+from simgpu.experiments.fit.candidates import Candidate, candidates, changed
 from simgpu.experiments.fit.gpus import gpus_that_fit
 from simgpu.experiments.fit.question import MOST_SAMPLES, Question, safe_margin
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
-from simgpu.experiments.fit.workloads import workload_of
+from simgpu.experiments.fit.switches import of_diffusers
+from simgpu.experiments.fit.workloads import ConfiguredWorkload, Workload, workload_of
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
@@ -108,8 +109,8 @@ def fit(
     if result.best is not None or smallest is None or smallest.run is None:
         return result
     others = []
-    for each in changed(workload.options, smallest.candidate):
-        progress(each.label)
+    for each in _named(workload, changed(workload.options, smallest.candidate)):
+        progress(each.stage)
         others.append(question.row(each))
     larger = gpus_that_fit(question, smallest.candidate, smallest.run, progress)
     return replace(result, rows=(*result.rows, *others), larger_gpus=tuple(larger))
@@ -119,16 +120,22 @@ def _rows(question: Question, progress: Callable[[str], None]) -> tuple[FitRow, 
     """The row of every candidate that trains the same. Raises `InputError` if none of them can run."""
     near: int | None = None
     rows: list[FitRow] = []
-    for candidate in candidates(question.workload.options):
+    for candidate in _named(question.workload, candidates(question.workload.options)):
         if question.searched and candidate.searched and candidate.valued_at is None:
             continue
-        progress(candidate.label)
+        progress(candidate.stage)
         rows.append(question.row(candidate, near))
         near = rows[-1].size(question.searched) or near
     if all(row.run is None for row in rows):
         reasons = dict.fromkeys(row.note for row in rows)
         raise InputError(Problem(question.workload.name, "", reason) for reason in reasons)
     return tuple(rows)
+
+
+def _named(workload: Workload, options: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates, with switches that the model's training loop can have."""
+    is_of_images = isinstance(workload, ConfiguredWorkload) and workload.longest is None
+    return [of_diffusers(each) if is_of_images else each for each in options]
 
 
 def _check_numbers(settings: FitSettings) -> None:

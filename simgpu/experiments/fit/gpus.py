@@ -22,7 +22,7 @@ def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: C
     """The smallest shipped GPUs on which a candidate fits at the size of a run, with their memory."""
     result: list[str] = []
     for node in list(_larger(need.reserved))[:_TRIED]:
-        say(f"{node.gpu.name}: {candidate.label}")
+        say(f"{node.gpu.name}: {candidate.stage}")
         budget = RunConfig(pool="caching").on(node)[1]
         there = replace(question, node=_with_host(node, question.node), budget=budget, traces={}, plain={})
         there = replace(there, batch=need.batch, length=need.length)

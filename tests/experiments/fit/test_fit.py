@@ -289,6 +289,10 @@ def test_t5_and_dit_are_run_from_their_configurations(tmp_path: Path) -> None:
         assert (run.step_ns, run.reserved) == (same.iteration_ns, same.high_water)
         assert all(row.run is not None for row in result), result.notes()
     assert (text.speed_unit, images.speed_unit) == ("tokens/s", "samples/s")
+    named = {row.candidate.label: row.candidate.switches for row in images}
+    assert named["fused AdamW"] == ("fused AdamW: torch.optim.AdamW(fused=True)",)
+    assert named["fused AdamW + checkpoint"][1] == "checkpoint: diffusers model.enable_gradient_checkpointing()"
+    assert not any(name in str(named) for name in ("Transformers", "TRL", "torchtune", "Megatron"))
     with pytest.raises(InputError, match="samples of dit have no length"):
         simgpu.fit(dit, NODE, batch=1, length=128)
 
