@@ -116,6 +116,9 @@ class Checkpoint(Policy):
         if self.to not in known:
             what = f"no link goes from the device or the host to memory {self.to!r}"
             raise InputError.single("", "parameters.to", what, did_you_mean(self.to, known))
+        if self.to != HOST and self.inputs == "resident":
+            what = f"{self.to!r} would have no effect, since the sections' inputs are resident"
+            raise InputError.single("", "parameters.to", what, "add inputs: overlapped or waiting, or leave it out")
         self._check_numbers()
         rules = keeping_rules(self.keep)
         graph, transforms = framework(context.graph, self.name)

@@ -141,9 +141,10 @@ def test_an_input_on_an_ssd_goes_through_the_host_by_hand():
     built = parts([100] * 5, [100] * 5, [10, 20, 20, 40, 50], [2, 2, 1])
     ssd = MemoryLink(("host", "ssd"), "NVMe", (GB // 2, GB // 2))
     where = replace(node(10**15), more_memories=(MemorySpec("ssd", "SSD"),), more_links=(ssd,))
-    plain, waiting, overlapped = (
+    plain = simulate(built, where, "checkpoint", parameters={"blocks": ["a", "b"]})
+    waiting, overlapped = (
         simulate(built, where, "checkpoint", parameters={"blocks": ["a", "b"], "inputs": each, "to": "ssd"})
-        for each in ("resident", "waiting", "overlapped")
+        for each in ("waiting", "overlapped")
     )
     copies = [
         (span.stream, span.start_ns - waiting.timeline.iteration_ends_ns[0], span.end_ns - span.start_ns)
@@ -156,6 +157,10 @@ def test_an_input_on_an_ssd_goes_through_the_host_by_hand():
     assert peak(waiting) < peak(overlapped) <= peak(plain)
     with pytest.raises(InputError, match="no link goes from the device or the host to memory 'sdd'"):
         simulate(built, where, "checkpoint", parameters={"inputs": "waiting", "to": "sdd"})
+    with pytest.raises(
+        InputError, match=r"parameters\.to: 'ssd' would have no effect.*; add inputs: overlapped or waiting"
+    ):
+        simulate(built, where, "checkpoint", parameters={"to": "ssd"})
 
 
 def test_inputs_of_a_later_micro_batch_are_not_fetched_before_they_exist():

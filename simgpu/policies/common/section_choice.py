@@ -12,6 +12,9 @@ from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.graph.regions import Region
 from simgpu.graph.sections import NUMBERED, Sections, default_sections
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.policies.common.layer_parts import MODULES
+from simgpu.policies.common.recomputed_modules import RECOMPUTED
+from simgpu.spelling import closest
 from simgpu.trace.model import BlockKind, Phase
 
 #: Lists of operators by name: what torchtitan keeps in its selective mode, see `simgpu.policies.checkpoint`.
@@ -61,7 +64,7 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
         matching = [path for path in sorted(paths) if _matches(path, name)]
         if not matching:
             what = f"no layer of {graph.trace.name or graph.trace.info.model} is '{name}' or lies in it"
-            problems.append(Problem("", "parameters.blocks", what, did_you_mean(name, sorted(paths))))
+            problems.append(Problem("", "parameters.blocks", what, _near(name, paths)))
         elif blocks.count(name) > 1:
             problems.append(Problem("", "parameters.blocks", f"'{name}' is there twice", "name it once"))
         names += [path for path in matching if path not in names]
@@ -72,6 +75,25 @@ def _named(graph: TaskGraph, layers: Sequence[str], blocks: Sequence[str]) -> di
     if problems:
         raise InputError(problems)
     return {layer: name for layer in layers for name in names if layer == name or layer.startswith(f"{name}.")}
+
+
+def _near(name: str, paths: Iterable[str]) -> str:
+    """What may be meant by the name of no module: a path, the last part of one, or a module of Megatron-LM.
+
+    >>> _near("self_atn", ["layers.0.self_attn", "layers.0.mlp", "layers.1.mlp"])
+    "did you mean 'layers.*.self_attn'? known: layers.*.mlp, layers.*.self_attn"
+    >>> _near("coreattn", ["layers.0.mlp"])
+    "'core_attn' is a module of Megatron-LM: give parameter modules instead, or a path; known: layers.*.mlp"
+    """
+    known = sorted({re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) for path in paths})
+    if closest(name, known) is None:
+        last = {path.rpartition(".")[2]: path for path in reversed(known)}
+        if (end := closest(name, last)) is not None:
+            return did_you_mean(last[end], known)
+        if (module := closest(name, sorted({*MODULES, *RECOMPUTED}))) is not None:
+            other = f"'{module}' is a module of Megatron-LM: give parameter modules instead"
+            return f"{other}, or a path; {did_you_mean(name, known)}"
+    return did_you_mean(name, known)
 
 
 def _matches(path: str, pattern: str) -> bool:
