@@ -63,9 +63,10 @@ _LOSSES = {
     LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
 }
 _FLOAT8 = {
-    Float8Form.TENSORWISE: "linear layers but that of the logits in float8 as torchao's tensorwise recipe, not compiled",
-    Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8 as torchao's tensorwise recipe, "
-    "each compiled",
+    Float8Form.TENSORWISE: "linear layers but that of the logits in float8 as torchao's tensorwise recipe has them, not "
+    "compiled",
+    Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8 as torchao's tensorwise recipe has "
+    "them, each compiled",
 }
 _MASTERS = {
     MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",
@@ -205,9 +206,8 @@ class TrainingOptions:
             what = "float8 of experts, whose numbers of tokens are not multiples of 16, is not modelled"
             yield Problem("", "float8", what, "leave it out")
         if self.lora is not None:
-            yield Problem(
-                "", "float8", "float8 of frozen layers next to LoRA's adapters is not modelled", "leave it out"
-            )
+            what = "float8 of frozen layers next to LoRA's adapters is not modelled"
+            yield Problem("", "float8", what, "leave it out")
         if tokens % 16:
             what = f"{tokens} tokens of a micro-batch are not a multiple of 16, which products in float8 need"
             yield Problem("", "length", what, "give another batch or length, or leave float8 out")

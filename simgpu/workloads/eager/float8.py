@@ -1,13 +1,14 @@
-"""Linear layers whose products multiply float8: `float8_linear`, as torchao 0.14.1 runs them, scaled tensor by tensor.
+"""`float8_linear`: linear layers whose products multiply float8, scaled tensor by tensor, as torchao 0.14.1 runs them.
 
-``float8/float8_linear.py``: autograd saves the input and the weight in their own formats, and each product converts both
-of its factors. A conversion (``float8_scaling_utils.py``, ``float8_utils.py``) finds the largest magnitude of a tensor,
-divides the largest number of float8 by it, and multiplies the tensor by the quotient.
+``float8/float8_linear.py``: autograd saves the input and the weight in their own formats, and each product converts
+both of its factors. A conversion (``float8_scaling_utils.py``, ``float8_utils.py``) finds the largest magnitude of a
+tensor, divides the largest number of float8 by it, and multiplies the tensor by the quotient.
 
-Without the compiler, every step is a kernel, most of them on float32 copies. Compiled, a conversion is three kernels: two
-for the largest magnitude, of which the second reads a few values only, and one that converts, in the layout that the
-product needs (``testing/training/roofline_utils.py``). The largest magnitudes of input and weight are kept for backward,
-which converts the gradient once for both products.
+Without the compiler, every step is a kernel, most of them on float32 copies. Compiled, a conversion is three kernels:
+two for the largest magnitude, of which the second reads a few values only, and one that converts, in the layout that
+the product needs (the traffic of ``testing/training/roofline_utils.py``; no recording of compiled kernels was
+compared). The scales of input and weight are kept for backward, which converts the gradient once for both products;
+what else is saved is taken to be the same as without the compiler.
 """
 
 from __future__ import annotations

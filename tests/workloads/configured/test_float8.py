@@ -41,8 +41,8 @@ def moved(kernels: list[TapeKernel]) -> int:
     return sum(work.bytes for work in operations if work.bytes > 64)
 
 
-#: Bytes of a value in all kernels of a conversion, and of numbers: the largest magnitude, the scale. abs 2 + 2, max 2, to float32 2 + 4, times the scale 4 + 4, limited
-#: 4 + 4, to float8 4 + 1. Compiled: max 2, to float8 2 + 1.
+#: Bytes of a value in all kernels of a conversion: abs 2 + 2, max 2, to float32 2 + 4, times the scale 4 + 4, limited
+#: 4 + 4, to float8 4 + 1. Compiled: max 2, to float8 2 + 1. And of numbers: the largest magnitude and the scale.
 BY_CONVERSION = {False: (33, 2 + 4), True: (5, 4 + 4)}
 
 
