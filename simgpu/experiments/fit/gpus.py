@@ -14,14 +14,15 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
 
-#: GPUs that are named, and GPUs that are tried for it.
+#: GPUs that are named, and GPUs that are tried for it, without those that do not support the candidate.
 _NAMED, _TRIED = 3, 6
 
 
 def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: Callable[[str], None]) -> list[str]:
     """The smallest shipped GPUs on which a candidate fits at the size of a run, with their memory."""
     result: list[str] = []
-    for node in list(_larger(need.reserved))[:_TRIED]:
+    tried = 0
+    for node in _larger(need.reserved):
         say(f"{node.gpu.name}: {candidate.stage}")
         budget = RunConfig(pool="caching").on(node)[1]
         there = replace(question, node=_with_host(node, question.node), budget=budget, traces={}, plain={})
@@ -30,9 +31,10 @@ def gpus_that_fit(question: Question, candidate: Candidate, need: FitRun, say: C
             row = there.row(candidate)
         except InputError:
             continue
+        tried += row.run is not None
         if row.fits:
             result.append(f"{node.name} ({format_bytes(node.budget)})")
-        if len(result) == _NAMED:
+        if len(result) == _NAMED or tried == _TRIED:
             break
     return result
 

@@ -63,10 +63,10 @@ _LOSSES = {
     LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
 }
 _FLOAT8 = {
-    Float8Form.TENSORWISE: "linear layers but that of the logits in float8 as torchao's tensorwise recipe has them, not "
-    "compiled",
-    Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8 as torchao's tensorwise recipe has "
-    "them, each compiled",
+    Float8Form.TENSORWISE: "linear layers but that of the logits in float8, by torchao's tensorwise recipe without the "
+    "compiler",
+    Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8, by torchao's tensorwise recipe, "
+    "each compiled",
 }
 _MASTERS = {
     MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",

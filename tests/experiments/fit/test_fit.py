@@ -229,6 +229,16 @@ def test_the_training_that_was_requested_is_the_base_of_all_options(model: Path)
     assert "options below fused attention include fused AdamW and fused attention" in result.notes()
 
 
+def test_float8_is_the_base_of_all_options_and_names_gpus_that_have_it(model: Path) -> None:
+    """Smaller boards with enough memory, such as the RTX 3060, have no float8. LoRA next to it is not modelled."""
+    result = simgpu.fit(model, NODE, batch=1, length=256, float8="tensorwise", budget="8 MiB")
+    assert {row.candidate.build["float8"] for row in result} == {"tensorwise"}
+    assert result.larger_gpus[0].startswith("rtx4060")
+    assert [row.candidate.label[:4] for row in result if row.run is None] == ["LoRA"]
+    with pytest.raises(InputError, match=r"float8: A100 PCIe 40GB \(ampere\) has no .* float8"):
+        simgpu.fit(model, "a100", batch=1, length=256, float8="tensorwise")
+
+
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama of 6 layers."""
