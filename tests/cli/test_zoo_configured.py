@@ -87,6 +87,7 @@ def test_dit_is_built_without_a_length_and_refuses_one(tmp_path: Path, monkeypat
     assert done.exit_code == 2 and "--length: does not apply to a diffusion transformer" in message
 
 
+@pytest.mark.slow
 def test_unet_is_built_at_another_size_and_runs_in_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "tiny-unet"

@@ -70,7 +70,7 @@ def test_the_advised_memory_needs_match_actual_runs() -> None:
     ("pool", "alignment", "counted"),
     [
         (None, 512, "alignment 512 B"),
-        ("addressed", 512, "allocator with addresses, alignment 512 B"),
+        pytest.param("addressed", 512, "allocator with addresses, alignment 512 B", marks=pytest.mark.slow),
         ("caching", None, "PyTorch's caching allocator"),
     ],
 )

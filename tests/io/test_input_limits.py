@@ -204,7 +204,7 @@ class TestGzip:
         self, read: Callable[[Path], object], tmp_path: Path
     ) -> None:
         path = tmp_path / "a.csv.gz"
-        path.write_bytes(gzip.compress(bytes(256 * MIB), 1))
+        path.write_bytes(gzip.compress(bytes(64 * MIB), 1))
         said, peak = refused(lambda: read(path))
         assert f"{path}: line 1: is a binary file" in said
         assert peak < 16 * MIB

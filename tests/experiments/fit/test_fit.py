@@ -77,6 +77,7 @@ def test_the_verdict_of_each_option_is_that_of_a_scenario(model: Path, result: F
         assert (run_of(row).step_ns, run_of(row).reserved) == (same.iteration_ns, same.high_water), row.candidate.label
 
 
+@pytest.mark.slow
 def test_a_divided_batch_takes_the_time_of_all_its_micro_batches(model: Path) -> None:
     question = Question(workload_of(model, {}), NODE, 8, 1024, 120 * 2**20)
     row = question.row(candidates(question.workload.options)[1])
