@@ -117,7 +117,7 @@ def _outcome(
 
 
 def default_networks(turn: int) -> list[str]:
-    """The hand-made chain, which every policy supports, and two of the other networks, others at each turn.
+    """The hand-made chain, which nearly every policy supports, and two of the other networks, others at each turn.
 
     >>> default_networks(0), default_networks(1)
     (['chain', 'in place', 'zero bytes'], ['chain', 'residual', 'with choices'])
@@ -154,7 +154,7 @@ class PolicyContract:
         traces = slow_except(TRACES, *self.networks(metafunc.function.__name__)) if "trace_name" in names else []
         if "parameters" in names and traces:
             pairs = [_pair(label, sets[label], trace, label == first) for label in sets for trace in traces]
-            if "not slow" in metafunc.config.getoption("markexpr"):  # 8,000 tests need not be collected to be left out
+            if "not slow" in metafunc.config.getoption("markexpr"):  # 8,000 tests are not collected to be left out
                 pairs = [pair for pair in pairs if not pair.marks]
             metafunc.parametrize(("parameters", "trace_name"), pairs)
         elif "parameters" in names:
