@@ -33,19 +33,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from simgpu.errors import InputError, Problem
 from simgpu.graph.host_updates import UpdateOnHost
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import Update, updates_of
 from simgpu.memory.pool import aligned
-from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter, require_one_stream
+from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter
 from simgpu.policies.calling import planned
+from simgpu.policies.common.host_optimizer import check_optimizer, check_shares, update_bandwidth
 from simgpu.policies.common.inside import Outer
 from simgpu.policies.registry import policy_inside
 from simgpu.program.host_updates import updating_on_host
 from simgpu.program.instructions import Program
-from simgpu.program.lowering import require_reads
 from simgpu.units import format_bytes, format_time
 
 
@@ -82,7 +81,7 @@ class OptimizerOnHost(Outer):
         """
         graph = context.graph
         self._check(graph)
-        bandwidth = self._bandwidth(context)
+        bandwidth = update_bandwidth(context, self.update_share)
         count = len(self._hosted(graph))
         state = sum(aligned(graph.sizes[b], context.node.gpu.alignment) for u in self._hosted(graph) for b in u.state)
 
@@ -107,28 +106,8 @@ class OptimizerOnHost(Outer):
         return replace(hosted, notes=(*hosted.notes, *bounded, note))
 
     def _check(self, graph: TaskGraph) -> None:
-        shares = (("fraction", self.fraction), ("update_share", self.update_share))
-        wrong = [(name, value) for name, value in shares if not 0 < value <= 1]
-        if wrong:
-            remedy = "give a number above 0, at most 1"
-            raise InputError(Problem("", f"parameters.{n}", f"{v!r} is not a share", remedy) for n, v in wrong)
-        require_one_stream(graph, self.name)
-        require_reads(graph)
-        if graph.exchanged:
-            what = f"{self.name} is for one GPU, not for several that train together"
-            raise InputError.single(graph.trace.name, "policy", what, "run it on one GPU")
-        _, end = updates_of(graph)
-        if end == len(graph.kernels):
-            what = "the trace has no optimizer, so there is nothing to do on the host"
-            raise InputError.single(graph.trace.name, "kernels.phase", what, "record or model it with an optimizer")
-
-    def _bandwidth(self, context: PlanContext) -> int:
-        bandwidth = context.node.host.memory_bandwidth
-        if bandwidth is None:
-            what = f"is not set for node {context.node.name}, so the time of updates on its host is unknown"
-            remedy = "set it to what the host's memory can transfer, such as '51.2 GB/s' for two channels of DDR4-3200"
-            raise InputError.single("", "node.host.memory_bandwidth", what, remedy)
-        return max(int(bandwidth * Fraction(str(self.update_share))), 1)
+        check_shares(fraction=self.fraction, update_share=self.update_share)
+        check_optimizer(graph, self.name)
 
     def _hosted(self, graph: TaskGraph) -> list[Update]:
         """The first weights until they reach the share."""

@@ -45,6 +45,7 @@ _BUILT_IN = {
     "offload_groups": "simgpu.policies.offload_groups.policy:OffloadGroups",
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
     "optimizer_on_host": "simgpu.policies.optimizer_on_host:OptimizerOnHost",
+    "weights_on_host": "simgpu.policies.weights_on_host:WeightsOnHost",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
     "swapadvisor": "simgpu.policies.swapadvisor.policy:SwapAdvisor",

@@ -97,11 +97,12 @@ def updating_on_host(
         signal 2
     """
     parts = host_updates(transformed(graph, program.transforms), how)
-    _check(program, graph, parts)
-    return _Writer(program, parts, overlap, free_gradients).program_with(how)
+    check_leaves_updates(program, graph, parts)
+    return HostUpdateWriter(program, parts, overlap, free_gradients).program_with(how)
 
 
-def _check(program: Program, graph: TaskGraph, parts: HostUpdates) -> None:
+def check_leaves_updates(program: Program, graph: TaskGraph, parts: HostUpdates) -> None:
+    """Raises `InputError` for a program that moves what the host updates, that has addresses, or acquires no memory."""
     if program.residency is not None or program.pool == "addressed":
         what = "its blocks have addresses" if program.pool == "addressed" else "its blocks are not its own to move"
         raise InputError.single("", "parameters.inside", what, "choose a policy that acquires memory, such as none")
@@ -115,7 +116,7 @@ def _check(program: Program, graph: TaskGraph, parts: HostUpdates) -> None:
         raise InputError.single("", "parameters.inside", what, "choose a policy that leaves weights on the GPU")
 
 
-class _Writer:
+class HostUpdateWriter:
     """Writes the program. ready[u]: the kernel of backward that uses the gradient of update u last."""
 
     def __init__(self, program: Program, parts: HostUpdates, overlap: Overlap, free_gradients: bool) -> None:
@@ -152,7 +153,6 @@ class _Writer:
         for stream, code in self._of_updates(compute).items():
             segments[last][stream] = code
         compute += self._closing()
-        home = tuple(b for update in self.parts.updates for b in (update.weight, *update.state))
         ordered = (dict(sorted(each.items(), key=lambda item: item[0].rank)) for each in segments)
         return replace(
             program,
@@ -160,10 +160,18 @@ class _Writer:
                 Segment({stream: tuple(code) for stream, code in streams.items()}, segment.repeat)
                 for streams, segment in zip(ordered, program.segments, strict=True)
             ),
-            resident=self._left(program.resident),
+            resident=self._resident(),
             transforms=(*program.transforms, how),
-            other_contents=(*program.other_contents, InitialContents(HOST, home)),
+            other_contents=(*program.other_contents, InitialContents(HOST, self._home())),
         )
+
+    def _resident(self) -> tuple[int, ...]:
+        """The blocks on the GPU when an iteration begins."""
+        return self._left(self.program.resident)
+
+    def _home(self) -> tuple[int, ...]:
+        """The blocks in the host's memory then."""
+        return tuple(b for update in self.parts.updates for b in (update.weight, *update.state))
 
     def _event(self, *what: object) -> int:
         """The number of an event by its meaning."""

@@ -231,6 +231,15 @@ class TestOptimizerOnHost(PolicyContract):
         assert result.iteration_ns * LINK.h2d_bandwidth >= copied["h2d"] * 10**9
 
 
+class TestWeightsOnHost(TestOptimizerOnHost):
+    policy = "weights_on_host"
+    parameter_sets = (
+        {},
+        {"blocks": 3, "reshard_after_forward": False, "inside": "checkpoint"},
+        {"inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
+    )
+
+
 class TestLru(PolicyContract):
     policy = "lru"
 
