@@ -10,12 +10,14 @@ other layers are the root group.
   backward of the group, with what a checkpoint inside recomputes, they are copied again. The root's stay from the
   beginning to the end of backward.
 * When backward of a group has ended, its gradients are copied on a stream of their own, and dropped when they have
-  left. The host waits for the last one, and then updates all weights (`simgpu.policies.optimizer_on_host` says how
-  fast). Weights are on the host already, so none comes back.
+  left. That stream first copies them within the GPU (`foreach_reduce`), into a second buffer of their size, and compute
+  waits for it where the next group ends: so gradients of two groups may be under way. The host waits for the last
+  ones, and then updates all weights (`simgpu.policies.optimizer_on_host` says how fast). Weights are on the host
+  already, so none comes back.
+* A weight arrives in a staging buffer, from which the GPU copies it; that of the weight before is dropped then.
 
-What differs: FSDP2 copies each weight twice, from the host and then within the GPU, and for a group's gradients it has
-two buffers of their size (`foreach_reduce`); neither that memory nor that time is modelled. Weights have the trace's
-format on the host too: with FSDP2's mixed precision they are single-precision there, and their copies twice as large.
+What differs: copies within the GPU take no time. Weights have the trace's format on the host too: with FSDP2's mixed
+precision they are single-precision there, their copies twice as large, and the GPU converts them.
 """
 
 from __future__ import annotations

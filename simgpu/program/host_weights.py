@@ -2,16 +2,21 @@
 
 `weights_on_host` changes a program that was written for weights and an optimizer on the GPU. Compute itself copies the
 weights of a group before the group begins in forward, and again before it begins in backward, and drops them when it
-has ended. A stream of its own copies the gradients of a group when backward of the group has ended; the host updates
-the weights when all gradients are there, and the next iteration begins when it has.
+has ended. Each arrives in a staging buffer of its size, which is dropped when the next weight's is there.
+
+A stream of its own copies the gradients of a group when backward of the group has ended. A buffer as large as all of
+them exists from there to the end of the next group, where compute waits until the gradients of the last group but one
+have left. The host updates the weights when all gradients are there, and the next iteration begins when it has.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from simgpu.errors import InputError
+from simgpu.graph.buffers import WithBuffers
 from simgpu.graph.host_updates import HostUpdates, UpdateOnHost, host_updates
 from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
@@ -24,6 +29,7 @@ from simgpu.program.instructions import (
     Acquire,
     Await,
     Copy,
+    Initialize,
     Instruction,
     Launch,
     Program,
@@ -64,13 +70,26 @@ def weights_on_host(
 
 
 class _Windows:
-    """Where weights come and go on the compute stream, by positions of launches. coming, going: weights before and
-    after a launch. leaving: updates whose gradients leave after it."""
+    """Where weights come and go on the compute stream, by positions in its code. coming: weights that are copied before
+    an instruction, which is the first that acquires results of a launch. going: weights that are dropped after a
+    launch. leaving: updates whose gradients leave after an instruction, when memory that the launch used is released.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, code: Sequence[Instruction]) -> None:
+        self.code = code
         self.coming: defaultdict[int, list[int]] = defaultdict(list)
         self.going: defaultdict[int, list[int]] = defaultdict(list)
         self.leaving: defaultdict[int, list[int]] = defaultdict(list)
+
+    def before(self, launch: int) -> int:
+        """Where the memory for a launch is acquired."""
+        preceding = range(launch - 1, -1, -1)
+        return next((p for p in preceding if not isinstance(self.code[p], Acquire | Initialize)), -1) + 1
+
+    def after(self, launch: int) -> int:
+        """The last release behind a launch."""
+        following = range(launch + 1, len(self.code))
+        return next((p for p in following if not isinstance(self.code[p], Release)), len(self.code)) - 1
 
 
 def _windows(
@@ -81,9 +100,10 @@ def _windows(
     weights: Sequence[int],
     reshard_after_forward: bool,
 ) -> _Windows:
+    windows = _Windows(tuple(program.segments[0].streams[COMPUTE]))
     launches = [
         (position, each.kernel, each.recompute or graph.kernels[each.kernel].phase is Phase.BACKWARD)
-        for position, each in enumerate(program.segments[0].streams[COMPUTE])
+        for position, each in enumerate(windows.code)
         if isinstance(each, Launch) and each.kernel < parts.end
     ]
     group = _groups(graph, group_of, weights, parts.end)
@@ -93,20 +113,19 @@ def _windows(
         for name in names - {""}:
             spans.setdefault((name, is_backward), []).append(position)
     whole = [launches[0][0], launches[-1][0]]
-    windows = _Windows()
     for b in weights:
         name = group[b]
         each = [spans[name, backward] for backward in (False, True) if (name, backward) in spans] if name else [whole]
         if not reshard_after_forward:
             each = [[position for span in each for position in span]]
         for span in each:
-            windows.coming[span[0]].append(b)
+            windows.coming[windows.before(span[0])].append(b)
             windows.going[span[-1]].append(b)
     used = {k: position for position, k, _ in launches}
     for u, update in enumerate(parts.updates):
         ends = spans.get((group[update.weight], True), whole)[-1]
         ready = max(used[k] for k in graph.uses[update.gradient] if k < parts.end)
-        windows.leaving[max(ends, ready)].append(u)
+        windows.leaving[windows.after(max(ends, ready))].append(u)
     return windows
 
 
@@ -120,10 +139,27 @@ def _groups(graph: TaskGraph, group_of: Mapping[str, str], weights: Collection[i
 
 
 class _Writer(HostUpdateWriter):
+    """Writes the program. groups: the updates of each group, in order of backward. staging, inputs: the buffers of each
+    weight and of each group's gradients."""
+
     def __init__(self, program: Program, parts: HostUpdates, weights: Sequence[int], windows: _Windows) -> None:
         super().__init__(program, parts, "gradients", free_gradients=True)
         self.weights, self.windows = weights, windows
-        self.order = [u for position in sorted(windows.leaving) for u in windows.leaving[position]]
+        self.groups = [windows.leaving[position] for position in sorted(windows.leaving)]
+        self.number = {position: n for n, position in enumerate(sorted(windows.leaving))}
+        self.order = [u for group in self.groups for u in group]
+        first = len(parts.graph.blocks)
+        self.staging = {b: first + n for n, b in enumerate(weights)}
+        self.inputs = [first + len(weights) + n for n in range(len(self.groups))]
+
+    def program_with(self, how: UpdateOnHost) -> Program:
+        """The changed program, with its buffers."""
+        graph = self.parts.graph
+        staging = ((f"{graph.blocks[b].id}:staging", graph.sizes[b]) for b in self.weights)
+        gradients = [[self.parts.updates[u].gradient for u in group] for group in self.groups]
+        inputs = ((f"gradients:group{n}", sum(graph.sizes[b] for b in each)) for n, each in enumerate(gradients, 1))
+        changed = super().program_with(how)
+        return replace(changed, transforms=(*changed.transforms, WithBuffers((*staging, *inputs))))
 
     def _resident(self) -> tuple[int, ...]:
         away = set(self.weights)
@@ -137,13 +173,37 @@ class _Writer(HostUpdateWriter):
             if stream != COMPUTE:
                 yield from self._own(instruction)
                 continue
-            if coming := tuple(self.windows.coming.get(position, ())):
-                yield Acquire(coming)
-                yield from (Copy(b, HOST, DEVICE) for b in coming)
+            yield from self._fetch_weights(self.windows.coming.get(position, ()))
             yield from self._own(instruction)
-            yield from (Signal(self._event("computed", u)) for u in self.windows.leaving.get(position, ()))
             if going := tuple(self.windows.going.get(position, ())):
                 yield Release(going)
+            if position in self.number:
+                yield from self._leave(self.number[position])
+
+    def _fetch_weights(self, coming: Sequence[int]) -> Iterator[Instruction]:
+        for before, b in zip((None, *coming), coming, strict=False):
+            yield Acquire((self.staging[b],))
+            if before is not None:
+                yield Release((self.staging[before],))
+            yield Acquire((b,))
+            yield Copy(b, HOST, DEVICE)
+        if coming:
+            yield Release((self.staging[coming[-1]],))
+
+    def _leave(self, n: int) -> Iterator[Instruction]:
+        """Backward of a group has ended."""
+        yield from self._drop_input(n - 1)
+        yield Acquire((self.inputs[n],))
+        yield from (Signal(self._event("computed", u)) for u in self.groups[n])
+        if n == len(self.groups) - 1:
+            yield from self._drop_input(n)
+
+    def _drop_input(self, n: int) -> Iterator[Instruction]:
+        """The buffer of a group's gradients is read when those of the group before it have left."""
+        if n > 0:
+            yield Await(self._event("sent", self.groups[n - 1][-1]))
+        if n >= 0:
+            yield Release((self.inputs[n],))
 
     def _of_updates(self, compute: list[Instruction]) -> dict[StreamId, list[Instruction]]:
         out = [instruction for u in self.order for instruction in self._send(u)]

@@ -9,7 +9,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.simulation.run import Result, simulate
 from simgpu.trace.model import BlockKind, Trace
-from tests.policies.framework_runs import work
+from tests.policies.framework_runs import used, work
 from tests.policies.test_optimizer_on_host import (
     BACKWARD_NS,
     COMPUTE_NS,
@@ -72,6 +72,27 @@ def test_the_peak_has_the_weights_of_one_group_and_of_the_root(root: list[str]) 
     assert result.metrics.device_peak_bytes == activations + 5000 + weights + WEIGHT
     plain = simulate(tagged(), machine(2 * GB), "none").metrics.device_peak_bytes
     assert plain == activations + 5000 + LAYERS * 3 * WEIGHT + WEIGHT
+
+
+def test_copies_have_a_staging_buffer_and_gradients_one_until_the_next_group_ends() -> None:
+    result = run(blocks=["l.1", *GROUPS])
+    ran = {name: (start, end) for name, start, end in work(result)}
+    copies = [start + 1 for name, start, _ in work(result) if name == "in:w2"]
+    # In forward two activations; in backward a gradient too, that of the weight behind, under way, and its buffer.
+    assert [used(result, moment) for moment in copies] == [10000 + 2 * WEIGHT, 15000 + 2 * WEIGHT + 2 * WEIGHT]
+    assert used(result, ran["F2"][0] + 1) == 15000 + WEIGHT
+    # Three activations and two gradients of activations, a weight and its gradient; that of the next layer has left.
+    assert used(result, ran["B3"][1] - 1) == 25000 + 2 * WEIGHT + WEIGHT
+
+
+def test_compute_waits_for_gradients_of_two_groups_before_where_the_link_is_slow() -> None:
+    where, copy = machine(2 * GB, out=GB // 10), 10 * WEIGHT
+    result = simulate(tagged(), where, "weights_on_host", parameters={"blocks": ["l.1", *GROUPS]})
+    moment, sent = LAYERS * (FORWARD_NS + WEIGHT), [0, 0]
+    for _ in range(LAYERS):
+        moment = max(moment + WEIGHT + BACKWARD_NS, sent[-2])
+        sent.append(max(moment, sent[-1]) + copy)
+    assert result.iteration_ns == sent[-1] + UPDATES_NS
 
 
 def decoder(**options: object) -> Trace:
