@@ -1,7 +1,7 @@
 """A program whose weights are on the host, and on the GPU only while a group of layers computes with them.
 
-`weights_on_host` changes a program that was written for weights and an optimizer on the GPU. Compute itself copies the
-weights of a group before the group begins in forward, and again before it begins in backward, and drops them when it
+`weights_on_host` changes a program that was written for weights and an optimizer on the GPU. Compute waits for copies
+of a group's weights before the group begins in forward, and again before it begins in backward, and drops them when it
 has ended. Each arrives in a staging buffer of its size, which is dropped when the next weight's is there.
 
 A stream of its own copies the gradients of a group when backward of the group has ended. A buffer as large as all of
@@ -21,7 +21,7 @@ from simgpu.graph.host_updates import HostUpdates, UpdateOnHost, host_updates
 from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
-from simgpu.program.host_updates import OUT, UPDATES, HostUpdateWriter, check_leaves_updates
+from simgpu.program.host_updates import BACK, OUT, UPDATES, HostUpdateWriter, check_leaves_updates
 from simgpu.program.instructions import (
     COMPUTE,
     DEVICE,
@@ -148,6 +148,7 @@ class _Writer(HostUpdateWriter):
         self.groups = [windows.leaving[position] for position in sorted(windows.leaving)]
         self.number = {position: n for n, position in enumerate(sorted(windows.leaving))}
         self.order = [u for group in self.groups for u in group]
+        self.fetches: list[Instruction] = []
         first = len(parts.graph.blocks)
         self.staging = {b: first + n for n, b in enumerate(weights)}
         self.inputs = [first + len(weights) + n for n in range(len(self.groups))]
@@ -173,20 +174,25 @@ class _Writer(HostUpdateWriter):
             if stream != COMPUTE:
                 yield from self._own(instruction)
                 continue
-            yield from self._fetch_weights(self.windows.coming.get(position, ()))
+            yield from self._fetch_weights(position)
             yield from self._own(instruction)
             if going := tuple(self.windows.going.get(position, ())):
                 yield Release(going)
             if position in self.number:
                 yield from self._leave(self.number[position])
 
-    def _fetch_weights(self, coming: Sequence[int]) -> Iterator[Instruction]:
+    def _fetch_weights(self, position: int) -> Iterator[Instruction]:
+        """Compute waits for each copy."""
+        coming = self.windows.coming.get(position, [])
         for before, b in zip((None, *coming), coming, strict=False):
             yield Acquire((self.staging[b],))
             if before is not None:
                 yield Release((self.staging[before],))
             yield Acquire((b,))
-            yield Copy(b, HOST, DEVICE)
+            begins, ended = (self._event(name, position, b) for name in ("fetch", "fetched"))
+            yield Signal(begins)
+            self.fetches += (Await(begins), Copy(b, HOST, DEVICE), Signal(ended))
+            yield Await(ended)
         if coming:
             yield Release((self.staging[coming[-1]],))
 
@@ -209,4 +215,4 @@ class _Writer(HostUpdateWriter):
         out = [instruction for u in self.order for instruction in self._send(u)]
         updates = [instruction for u in self.order for instruction in self._update(u, together=True)]
         updates = [Await(self._event("sent", self.order[-1])), *updates, Signal(self._event("back"))]
-        return {OUT: out, UPDATES: updates}
+        return {OUT: out, BACK: self.fetches, UPDATES: updates}
