@@ -123,7 +123,8 @@ def _of_traces(root: yaml.MappingNode, kind: str) -> Iterator[_Edit]:
     for trace in traces:
         for key, _ in trace.value if isinstance(trace, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
-                yield from _scalar(key, TRACE_KEYS.get(key.value, key.value))
+                written = str(key.value)
+                yield from _scalar(key, TRACE_KEYS.get(written, written))
 
 
 def _edits(node: yaml.Node, path: _Path, kind: str) -> Iterator[_Edit]:
