@@ -11,8 +11,8 @@ from simgpu.validation.public.selection import FOLLOWED
 
 COVERED = {row.id: row for row in covered_rows()}
 PEAKS = compared(COVERED.values(), stored_predictions())
-#: Rows that are quick to predict: LoRA of the first table; and with four bits, an adapter, BERT, a ViT, CS336.
-QUICK, SLOW = {"t-305"}, {"t-298", "t-321", "t-153", "t-089", "t-555"}
+#: Rows that are quick to predict: LoRA of the first table; and with four bits, an adapter, BERT, a ViT, CS336, offload.
+QUICK, SLOW = {"t-305"}, {"t-298", "t-321", "t-153", "t-089", "t-555", "t-206"}
 #: A row of each project, and what is compared.
 OF_A_PROJECT = {
     "transformers": ("t-154", "device"),

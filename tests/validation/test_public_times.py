@@ -45,9 +45,10 @@ def test_slowdowns_are_ratios_to_the_row_without_options() -> None:
     """With the published times as predictions, every error is zero; with one time doubled, only its row's is one."""
     exact = {row.id: PredictedTime(row.sample_ns, row.sample_ns, 1) for row in TIMED.values() if row.sample_ns}
     found = slowdowns(compared_times(TIMED.values(), exact))
-    # Two baselines, and rows that are alone in their groups.
-    assert {each.row.id for each in found} == TIMED.keys() - {"t-148", "t-088", "t-091", "t-208", "t-210"}
-    assert {each.baseline.id for each in found} == {"t-148", "t-088"} and all(each.error == 0 for each in found)
+    ratios = {each.row.id: each.baseline.id for each in found}
+    of_bert = dict.fromkeys(("t-149", "t-150", "t-151", "t-152", "t-153", "t-154"), "t-148")
+    assert ratios == of_bert | {"t-089": "t-088", "t-206": "t-205", "t-232": "t-231", "t-238": "t-237"}
+    assert all(each.error == 0 for each in found)
     doubled = exact | {"t-150": replace(exact["t-150"], step_ns=2 * exact["t-150"].step_ns)}
     errors = {each.row.id: each.error for each in slowdowns(compared_times(TIMED.values(), doubled))}
     assert [name for name, error in errors.items() if error] == ["t-150"] and errors["t-150"] == pytest.approx(1)
@@ -64,6 +65,22 @@ def test_pairs_are_right_in_the_measured_order_and_wrong_in_the_reverse() -> Non
 def test_nine_of_ten_pairs_are_predicted_in_the_measured_order() -> None:
     for order in (order_of_times(TIMES), order_of_peaks(PEAKS)):
         assert order.pairs >= 20 and order.right >= 0.9 * order.pairs
+
+
+def test_slowdowns_of_offload_on_the_stream_that_computes_are_predicted_within_two_percent() -> None:
+    errors = {each.row.id: each.error for each in slowdowns(TIMES)}
+    assert all(abs(errors[name]) < 0.02 for name in ("t-206", "t-232", "t-238"))
+
+
+def test_copies_of_offload_are_the_inputs_of_layers_at_the_rate_of_the_link() -> None:
+    """By hand: 28 layers' inputs of 65,536 x 1,024 values in bfloat16, both ways at 64 GB/s, for two micro-batches.
+
+    What the head saves besides is less than a quarter of it.
+    """
+    stored = stored_times()["t-206"]
+    copies = 2 * 2 * 28 * 65536 * 1024 * 2 / 64e9 * 1e9
+    assert copies < stored.step_ns - stored.kernels_ns < 1.25 * copies
+    assert stored.kernels_ns == stored_times()["t-205"].step_ns
 
 
 def test_the_median_error_of_slowdowns_is_at_most_ten_percent() -> None:
@@ -105,7 +122,7 @@ def test_the_command_has_times_slowdowns_and_orders() -> None:
     assert {each["id"] for each in document["times"]} == TIMED.keys()
     assert [each["subject"] for each in document["ordered_pairs"]] == ["memory", "time"]
     shown = CliRunner().invoke(public, []).output
-    assert "slowdown: 7 of 13 comparable rows are covered" in shown
+    assert "slowdown: 10 of 13 comparable rows are covered" in shown
 
 
 @pytest.mark.skipif(not installed("torch"), reason="needs the extra 'record'")
@@ -134,8 +151,8 @@ def test_the_trainers_step_clips_to_a_norm_of_one_and_keeps_gradients() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("t-148", marks=pytest.mark.slow),
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in TIMED if each != "t-148"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("t-148", "t-206")),
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in TIMED if each not in ("t-148", "t-206")),
     ],
 )
 def test_a_predicted_time_comes_out_again(name: str) -> None:

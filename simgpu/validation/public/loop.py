@@ -10,6 +10,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.memory.caching.allocator import CachingAllocator
 from simgpu.memory.caching.blocks import MemoryBlock
 from simgpu.memory.caching.device import ExclusiveDevice
+from simgpu.memory.caching.settings import AllocatorSettings
 from simgpu.recorder.requests import record_requests
 
 #: Bytes, more than any device has.
@@ -21,7 +22,8 @@ class Loop:
     """A loop for `simgpu.record_requests`. factory: of the model, inputs, targets and loss for a batch.
 
     sequences: of a micro-batch. gradients_apart: whether gradients of weights are allocated on a stream of their own,
-    whose cached memory nothing else uses. The other fields are those of `record_requests`.
+    whose cached memory nothing else uses. expandable: whether PyTorch's allocator has expandable segments. The other
+    fields are those of `record_requests`.
     """
 
     factory: Callable[[int], tuple[Any, ...]]
@@ -33,6 +35,7 @@ class Loop:
     hold_output: bool = False
     grad_scaler: bool = False
     gradients_apart: bool = False
+    expandable: bool = False
 
 
 def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
@@ -48,7 +51,7 @@ def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     )
-    allocator = CachingAllocator(ExclusiveDevice(PLENTY))
+    allocator = CachingAllocator(ExclusiveDevice(PLENTY), AllocatorSettings(expandable_segments=loop.expandable))
     held: dict[int, MemoryBlock | None] = {}
     for number in requests.order:
         if number >= 0:

@@ -77,6 +77,7 @@ def predict(row: PublishedRow) -> Prediction:
     from simgpu.validation.public.cs336_rows import cs336_loop
     from simgpu.validation.public.litgpt_rows import litgpt_loop
     from simgpu.validation.public.loop import peaks_of
+    from simgpu.validation.public.prime_rl_rows import policy_loop
     from simgpu.validation.public.prime_rows import prime_loop
 
     if row.project == "axolotl":
@@ -86,7 +87,7 @@ def predict(row: PublishedRow) -> Prediction:
         "litgpt": litgpt_loop,
         "assignment2-systems": cs336_loop,
         "ao": ao_loop,
-        "prime-rl": prime_loop,
+        "prime-rl": policy_loop if "policy-gradient loss" in row.uses else prime_loop,
     }
     return Prediction(*peaks_of(loops[row.project](row), _node_of(row)))
 

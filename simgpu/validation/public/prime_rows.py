@@ -42,10 +42,36 @@ _SIZES = {
         "head_dim": 128,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
-    }
+    },
+    "qwen3-4b": {
+        "vocab_size": 151936,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e6,
+    },
 }
 #: Micro-batches of a step, by the default of `benchmarks/scripts/run_single_benchmark.py`.
-_MICRO_BATCHES = 2
+MICRO_BATCHES = 2
+
+
+def layers_of(config: str) -> int:
+    """The number of layers of a model."""
+    return int(_SIZES[config]["num_hidden_layers"])
+
+
+def qwen3(config: str, layers: int | None = None) -> nn.Module:
+    """Transformers' Qwen3 with float32 weights, and a head that shares the embedding's. layers: None for all."""
+    transformers = transformers_package()
+    given = _SIZES[config] | {"num_hidden_layers": layers or layers_of(config)}
+    sizes = transformers.Qwen3Config(**given, sliding_window=None, use_cache=False)
+    sizes._attn_implementation = "sdpa"
+    model: nn.Module = transformers.Qwen3Model(sizes)
+    return model
 
 
 class _SftModel(nn.Module):
@@ -53,10 +79,7 @@ class _SftModel(nn.Module):
 
     def __init__(self, config: str) -> None:
         super().__init__()
-        transformers = transformers_package()
-        sizes = transformers.Qwen3Config(**_SIZES[config], sliding_window=None, use_cache=False)
-        sizes._attn_implementation = "sdpa"
-        self.model = transformers.Qwen3Model(sizes)
+        self.model = qwen3(config)
         self._output: torch.Tensor | None = None
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -66,8 +89,8 @@ class _SftModel(nn.Module):
         x = f.embedding(tokens, shared)
         turns = whole.rotary_emb(x, torch.arange(tokens.size(1), device=tokens.device)[None])
         for layer in whole.layers:
-            x = checkpoint(_in_bfloat16, layer, x, turns, use_reentrant=False)
-        logits = self._logits(functional_call(whole.norm, _halves(whole.norm), (x,)), shared)
+            x = checkpoint(in_bfloat16, layer, x, turns, use_reentrant=False)
+        logits = self._logits(functional_call(whole.norm, halves(whole.norm), (x,)), shared)
         self._output = logits
         loss = f.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), reduction="none")
         return {"loss": loss.mean()}
@@ -77,12 +100,14 @@ class _SftModel(nn.Module):
         return f.linear(x, weight).float().contiguous()
 
 
-def _halves(module: nn.Module) -> dict[str, torch.Tensor]:
+def halves(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a group in bfloat16, as FSDP makes them before a module runs."""
     return {name: each.to(torch.bfloat16) for name, each in module.named_parameters()}
 
 
-def _in_bfloat16(layer: nn.Module, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    result: torch.Tensor = functional_call(layer, _halves(layer), (x,), {"position_embeddings": turns})[0]
+def in_bfloat16(layer: nn.Module, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """A layer's output."""
+    result: torch.Tensor = functional_call(layer, halves(layer), (x,), {"position_embeddings": turns})[0]
     return result
 
 
@@ -92,14 +117,14 @@ def prime_loop(row: PublishedRow) -> Loop:
     return Loop(
         partial(_made, row.config, row.tokens),
         sequences=row.sequences,
-        micro_batches=_MICRO_BATCHES,
+        micro_batches=MICRO_BATCHES,
         optimizer=torch.optim.AdamW,
         zero_grad="end",
         gradients_apart=True,
     )
 
 
-class _ClippedAdamW(torch.optim.AdamW):
+class ClippedAdamW(torch.optim.AdamW):
     """AdamW after clipping gradients to a norm of 1, with multi-tensor operators."""
 
     def step(self, closure: Any = None) -> Any:
@@ -110,10 +135,10 @@ class _ClippedAdamW(torch.optim.AdamW):
 
 def timed_prime_loop(row: PublishedRow) -> tuple[Loop, Runs]:
     """The same with all that takes time on the GPU, and its layers compiled."""
-    return replace(prime_loop(row), optimizer=_ClippedAdamW), Runs(_layer)
+    return replace(prime_loop(row), optimizer=ClippedAdamW), Runs(layer_of)
 
 
-def _layer(kernel: Kernel) -> str | None:
+def layer_of(kernel: Kernel) -> str | None:
     """The layer of an operator, which is a compiled graph."""
     parts = (kernel.layer or "").split(".")
     return parts[2] if parts[:2] == ["model", "layers"] and kernel.phase is not Phase.OPTIMIZER else None

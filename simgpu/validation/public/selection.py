@@ -46,7 +46,7 @@ MIXED, UNSTATED = "reinforcement learning", "options not stated"
 MODELLED = frozenset(
     (
         *("4-bit weights", "accumulation", "adafactor", "adapter", "autocast", "checkpoint", "compile", "lora"),
-        *("offloaded activations", "offloaded checkpoints", "optimizer on host"),
+        *("offloaded activations", "offloaded checkpoints", "optimizer on host", "policy-gradient loss"),
     )
 )
 #: The configurations that simgpu follows, by the project whose code it follows.
@@ -54,7 +54,7 @@ FOLLOWED = {
     "ao": frozenset({"vit-giant-patch14-dinov2"}),
     "assignment2-systems": frozenset({"cs336-medium"}),
     "axolotl": frozenset({"qwen3-8b"}),
-    "prime-rl": frozenset({"qwen3-0.6b"}),
+    "prime-rl": frozenset({"qwen3-0.6b", "qwen3-4b"}),
     "transformers": frozenset({"bert-large-uncased"}),
     "litgpt": frozenset(
         (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import LinkSpec
 from simgpu.recorder.modelled.session import ModelledSession
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -27,12 +28,15 @@ class Runs:
     updates: what overlaps, as `optimizer_on_host` has it, where the host updates the weights; None on the GPU.
     changes: of the node, such as its host's memory bandwidth, which the updates need.
     optimizer: whether what the optimizer runs on the GPU counts.
+    offloaded: bytes of the tensors that a micro-batch copies to the host and back, on the stream that computes; a list
+    that the loop fills while it runs; None where nothing is offloaded.
     """
 
     graph: Callable[[Kernel], object] | None = None
     updates: Literal["step", "backward"] | None = None
     changes: Mapping[str, str] = field(default_factory=dict)
     optimizer: bool = True
+    offloaded: Sequence[int] | None = None
 
 
 def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
@@ -59,7 +63,17 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     counted = [kernel for kernel in trace.kernels if runs.optimizer or kernel.phase is not Phase.OPTIMIZER]
     durations = [kernel.duration_ns for kernel in counted]
     step = sum(durations) if runs.graph is not None else step_ns(durations, waits(trace))
-    return step, sum(durations), samples
+    copies = loop.micro_batches * _copies_ns(runs.offloaded or (), load_node(node, runs.changes).link)
+    return step + copies, sum(durations), samples
+
+
+def _copies_ns(sizes: Sequence[int], link: LinkSpec) -> int:
+    """The time of copies to the host and back, one after another."""
+    return sum(
+        link.latency_ns + round(size * 1e9 / rate)
+        for size in sizes
+        for rate in (link.d2h_bandwidth, link.h2d_bandwidth)
+    )
 
 
 def whole_model(kernel: Kernel) -> str | None:

@@ -92,10 +92,13 @@ def predict_time(row: PublishedRow) -> PredictedTime:
         raise MissingExtraError("predicting published rows", "torch", "record")
     from simgpu.validation.public.ao_rows import timed_ao_loop
     from simgpu.validation.public.bert_rows import timed_bert_loop
+    from simgpu.validation.public.prime_rl_rows import policy_time
     from simgpu.validation.public.prime_rows import timed_prime_loop
     from simgpu.validation.public.timed_loop import time_of
 
     assert row.node is not None
+    if "policy-gradient loss" in row.uses:
+        return PredictedTime(*policy_time(row))
     loops = {"ao": timed_ao_loop, "prime-rl": timed_prime_loop, "transformers": timed_bert_loop}
     loop, runs = loops[row.project](row)
     return PredictedTime(*time_of(loop, row.node, runs))
