@@ -86,7 +86,8 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _turned(gradients[0], *ctx.saved_tensors, -1), None, None
+        cosines, sines = ctx.saved_tensors
+        return _turned(gradients[0], cosines, sines, -1), None, None
 
 
 def _turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, direction: int) -> torch.Tensor:
