@@ -21,7 +21,7 @@ which are a few numbers for each token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -150,7 +150,7 @@ class PolicyModel(nn.Module):
         found: tuple[torch.Tensor, ...] = _ChunkedHead.apply(x.view(-1, x.size(-1)), shared, labels.view(-1))
         return found
 
-    def _offloading(self, moved: list[int]) -> AbstractContextManager[object]:
+    def _offloading(self, moved: list[int]) -> saved_tensors_hooks:
         """Drops what forward saves, and makes it anew where backward uses it."""
         moved.clear()
         weights = {each.untyped_storage()._cdata for each in (self._shared,) if each is not None}
