@@ -200,6 +200,11 @@ class _Checkpointing:
         self.unused, self.freed = (
             dict(zip(every, ends(graph, every), strict=True)) for ends in (backward_ends, autograd_ends)
         )
+        #: By kernel, the blocks that exist from there on.
+        self.born: defaultdict[int, list[int]] = defaultdict(list)
+        for b, birth in enumerate(graph.births):
+            if birth is not None:
+                self.born[birth].append(b)
         self.discarded = {b for part in self.parts if part.discard for b in part.discard.blocks}
         entering = self._entering()
         releases = [
@@ -299,13 +304,12 @@ class _Checkpointing:
         graph = self.graph
         dropped: dict[int, int | None] = {tensor.block: tensor.dropped for tensor in saved}
         releases: dict[int, int | None] = {}
-        for b, birth in enumerate(graph.births):
-            if birth is not None and region.first <= birth < region.stop:
-                until = dropped.get(b, graph.recorded_releases[b])
-                used = max(k for k in (birth, *graph.uses[b]) if k < start)
-                if until is not None:
-                    until = max(until, used, entering.get(b, used))
-                releases[b] = until if until is not None and until < start else None
+        for b, birth in sorted((b, k) for k in range(region.first, region.stop) for b in self.born[k]):
+            until = dropped.get(b, graph.recorded_releases[b])
+            used = max(k for k in (birth, *graph.uses[b]) if k < start)
+            if until is not None:
+                until = max(until, used, entering.get(b, used))
+            releases[b] = until if until is not None and until < start else None
         return releases
 
     def write(self) -> None:

@@ -53,6 +53,7 @@ class GroupedOffload:
         self._graph, self._tensors, self._copies = graph, tensors, copies
         self._streams: tuple[StreamId, StreamId] = (DATA, DATA) if one_stream else (D2H, H2D)
         self._first = [tensors[each.numbers[0]] for each in copies]
+        self._ends = backward_ends(graph, tensors)
         of_tensor = readers(graph, tensors)
         self._read = [tuple(sorted({k for n in each.numbers for k in of_tensor[n]})) for each in copies]
         left = {n: self._left(each, n) for each in copies for n in each.numbers}
@@ -180,7 +181,7 @@ class GroupedOffload:
 
     def _unused(self, place: int) -> int:
         """The kernel after which the last operator of backward has ended that used the copy."""
-        return max(backward_ends(self._graph, self._tensors)[n] for n in self._copies[place].numbers)
+        return max(self._ends[n] for n in self._copies[place].numbers)
 
     def _drop(self, places: Sequence[int]) -> None:
         """Compute drops fetched tensors, on the device and on the host."""
