@@ -204,7 +204,13 @@ class Candidate:
         >>> Candidate("every {nth}", "+ every {nth}").stage
         'every n-th'
         """
-        return self.label.replace("{nth}", "n-th").replace("{n}", "n")
+        return _with_n(self.label)
+
+    @property
+    def without_value(self) -> Candidate:
+        """The candidate with n in place of a value that no search chose, since the candidate was refused."""
+        switches = tuple(map(_with_n, self.switches))
+        return replace(self, label=self.stage, short=_with_n(self.short), switches=switches)
 
     def valued(self, value: int) -> Candidate:
         """The candidate with this value of the searched parameter.
@@ -224,6 +230,10 @@ class Candidate:
     def on_host(self) -> bool:
         """Whether the host updates the weights."""
         return self.policy == "optimizer_on_host"
+
+
+def _with_n(text: str) -> str:
+    return text.replace("{nth}", "n-th").replace("{n}", "n")
 
 
 AS_IT_IS = "as it is"

@@ -111,7 +111,7 @@ class Question:
             row = self._largest(candidate, near) if self.searched else self._at(candidate, self.batch or 1)
         except (InputError, MissingExtraError) as error:
             reason = first_reason(error) if isinstance(error, InputError) else str(error)
-            return FitRow(candidate, None, reason)
+            return FitRow(candidate.without_value, None, reason)
         return row if row.run is None else replace(row, run=self._compared(row.run))
 
     def run(self, candidate: Candidate, batch: int, length: int | None, micro_batches: int = 1) -> FitRun:

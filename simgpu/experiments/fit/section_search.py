@@ -32,7 +32,8 @@ def valued_candidate(candidate: Candidate, sections: int, run: RunCandidate) -> 
         return _smallest_group(candidate, sections, run)
     values = spared_by(candidate.searched, sections)
     if not values:
-        return candidate, run(candidate)
+        only = candidate.valued(candidate.valued_at or max(sections, 1))
+        return only, run(only)
     spared = sorted(values)
     known: dict[int, tuple[Candidate, FitRun]] = {}
 
