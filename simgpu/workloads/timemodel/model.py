@@ -151,7 +151,7 @@ class TimeModel:
         if self.gpu.sustained_tensor_rate is not None:
             half = self.gpu.sustained_tensor_rate
         else:
-            half = rate * (self.architecture.half_products or share)
+            half: float = rate * (self.architecture.half_products or share)
         return half * self._float8_factor if operation.dtype in FLOAT8 else half
 
     @property
