@@ -148,10 +148,8 @@ class TimeModel:
             return rate * share / 2
         if operation.convolution is not None:
             return rate * share
-        if self.gpu.sustained_tensor_rate is not None:
-            half = self.gpu.sustained_tensor_rate
-        else:
-            half: float = rate * (self.architecture.half_products or share)
+        sustained = self.gpu.sustained_tensor_rate
+        half = rate * (self.architecture.half_products or share) if sustained is None else sustained
         return half * self._float8_factor if operation.dtype in FLOAT8 else half
 
     @property
