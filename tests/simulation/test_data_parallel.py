@@ -297,7 +297,8 @@ def test_a_trace_without_weights_is_refused(node: NodeSpec):
 
 def test_gpu_0_adds_gradients_at_a_share_of_its_memory_bandwidth(node: NodeSpec):
     how = priced(DataParallel(4, simgpu.program.data_parallel.Exchange.GATHER), node)
-    assert 0.5 < how.bandwidth / (node.gpu.dram_bandwidth or 1) < 1
+    share = how.bandwidth / (node.gpu.dram_bandwidth or 1)
+    assert 0.5 < share < 1 + 1e-6  # a K40 reaches all of it, in whole nanoseconds
     assert how.overhead_ns > 1000
 
 
