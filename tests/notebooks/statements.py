@@ -34,7 +34,7 @@ STATEMENTS: dict[str, dict[str, str]] = {
         """,
         "home": """
             recomputed, swapped = placement.query("action == 'recompute'"), placement.query("action == 'swap'")
-            assert (len(recomputed), len(swapped)) == (2, 3) and len(placement.query("action == 'keep'")) > 20
+            assert (len(recomputed), len(swapped)) == (2, 4) and len(placement.query("action == 'keep'")) > 20
             assert (recomputed["overhead_ns"] < recomputed["bytes"] * 1e9 / node.link.d2h_bandwidth / 5).all()
             assert (swapped["prefetched_ns"] < swapped["needed_ns"]).all()
         """,
