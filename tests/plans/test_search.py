@@ -73,7 +73,7 @@ def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str
         assert 0 < search.lower_bound() <= each.time_ns * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("name", "slower"), [("gpt", 8), ("unet", 64)])
+@pytest.mark.parametrize(("name", "slower"), [("gpt", 8), ("unet", 128)])
 def test_no_plan_with_offloads_is_below_the_bound(name: str, slower: int) -> None:
     """Random plans that fit are simulated on links of several bandwidths."""
     steps = Steps(recorded(name))
@@ -98,7 +98,7 @@ def test_no_plan_with_offloads_is_below_the_bound(name: str, slower: int) -> Non
             assert result.iteration_ns >= bound * (1 - 1e-6)
     assert fitting > 10
     assert bounds == sorted(bounds, reverse=True) and bounds[0] >= steps.trace.compute_ns
-    assert slower < 64 or bounds[0] > steps.trace.compute_ns
+    assert slower < 128 or bounds[0] > steps.trace.compute_ns
 
 
 @pytest.mark.slow
