@@ -116,8 +116,9 @@ def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
 
 
 def _are_paths(value: object) -> bool:
-    listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and bool(value) and all(isinstance(path, str) for path in value)  # type: ignore[attr-defined]
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return bool(value) and all(isinstance(path, str) for path in value)
 
 
 def _is_count(value: object) -> bool:
