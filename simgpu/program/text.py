@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.graph.accumulation import Accumulate
+from simgpu.graph.buffers import WithBuffers
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.functional import Functional
 from simgpu.graph.host_updates import UpdateOnHost
@@ -51,7 +52,8 @@ from simgpu.units import format_bytes, format_time
 
 SCHEMA = "simgpu.program/3"
 
-_TRANSFORMS = (
+#: Every change of a graph that a program can carry.
+TRANSFORMS = (
     Split,
     Accumulate,
     Reordered,
@@ -63,10 +65,11 @@ _TRANSFORMS = (
     Uncompressed,
     Replicate,
     UpdateOnHost,
+    WithBuffers,
 )
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.
-_NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *_TRANSFORMS, *_RESIDENCIES)}
+_NAMES = {kind: kind.__name__ for kind in (*INSTRUCTIONS, *TRANSFORMS, *_RESIDENCIES)}
 _KINDS: dict[str, type[Any]] = {name: kind for kind, name in _NAMES.items()}
 
 #: How many lines before and after a mistake are shown.
