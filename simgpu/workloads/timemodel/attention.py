@@ -7,7 +7,8 @@ Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its t
 - rate: what large half-precision products sustain; share: the fraction of it that the architecture's kernels reach,
   smaller with a causal mask and in memory-efficient attention. With a causal mask, the kernels also compute the masked
   half of the blocks on the diagonal;
-- a: number of keys at which filling the pipeline doubles the time; idle: for multiprocessors without a block of rows;
+- keys: those of a row, at most the window's; a: their number at which filling the pipeline doubles the time;
+- idle: for multiprocessors without a block of rows;
 - operations: those of the softmax for each score. So narrow heads, with few products a score, reach a smaller rate.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape
 
 if TYPE_CHECKING:
-    from simgpu.workloads.timemodel.parameters import AttentionTable, Counts, KindShares
+    from simgpu.workloads.timemodel.parameters import AttentionTable, Counts, FlashTable, KindShares
 
 #: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).
 _ROWS = 128
@@ -33,28 +34,32 @@ def fused_seconds(
     multiprocessors: int,
     shares: KindShares,
     table: AttentionTable,
+    flash: FlashTable,
 ) -> float:
     """Seconds of attention's arithmetic in one kernel.
 
     rate: operations per second that large half-precision products sustain; fp32_rate: peak of single precision.
-    shares: the architecture's fractions of `rate`; table: the parameters common to all architectures.
+    shares: the architecture's fractions of `rate`; table: the parameters common to all architectures; flash: those of
+    the version of flash attention.
 
     >>> from simgpu.workloads.timemodel.parameters import load_parameters
     >>> parameters, shape = load_parameters(), AttentionShape(heads=32, rows=8192, keys=8192, width=128, values=128)
-    >>> hopper = parameters.architectures["hopper"].attention
-    >>> seconds = fused_seconds(shape, Direction.FORWARD, 797.5e12, 66.9e12, 132, hopper, parameters.attention)
-    >>> round(shape.flops(Direction.FORWARD) / seconds / 1e12)
+    >>> hopper, table = parameters.architectures["hopper"], parameters.attention
+    >>> for shares, version in ((hopper.attention, table.flash2), (hopper.flash3, table.flash3)):
+    ...     seconds = fused_seconds(shape, Direction.FORWARD, 797.5e12, 66.9e12, 132, shares, table, version)
+    ...     round(shape.flops(Direction.FORWARD) / seconds / 1e12)
     369
+    639
     """
     forward = direction is Direction.FORWARD
 
     def of(both: Counts | KindShares) -> float:
         return both.forward if forward else both.backward
 
-    share = of(shares) * (of(table.causal) if shape.causal else 1) * (of(table.efficient) if shape.efficient else 1)
+    share = of(shares) * (of(flash.causal) if shape.causal else 1) * (of(table.efficient) if shape.efficient else 1)
     blocks = shape.heads * (shape.rows if forward else shape.keys) / _ROWS
-    filling = (1 + of(table.keys) / shape.keys) * sqrt(1 + (multiprocessors / blocks) ** 2)
-    computed = 1 + _ROWS / shape.keys if shape.causal else 1
+    filling = (1 + of(flash.keys) / shape.most) * sqrt(1 + (multiprocessors / blocks) ** 2)
+    computed = 1 + _ROWS / shape.most if shape.causal else 1
     products = shape.flops(direction) / (rate * share) * computed * filling
     return products + shape.scores * of(table.softmax) / fp32_rate
 

@@ -47,7 +47,7 @@ from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 from simgpu.workloads.timemodel.products import ProductRates, product_seconds
 
 if TYPE_CHECKING:
-    from simgpu.workloads.timemodel.parameters import Architecture, Parameters
+    from simgpu.workloads.timemodel.parameters import Architecture, KindShares, Parameters
 
 
 class Tf32(StrEnum):
@@ -56,6 +56,13 @@ class Tf32(StrEnum):
     NONE = "none"
     CONVOLUTIONS = "convolutions"  # PyTorch's default
     ALL = "all"
+
+
+class FlashVersion(StrEnum):
+    """Versions of flash attention; PyTorch has the second by default."""
+
+    TWO = "2"
+    THREE = "3"  # for Hopper only
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,7 @@ class TimeModel:
     without: frozenset[str]
     workspace_limit: int
     task_limit: int | None = None
+    flash: FlashVersion = FlashVersion.TWO
 
     def duration_ns(self, operation: Operation) -> int:
         """The kernel's duration in whole nanoseconds; that of the fastest algorithm for a convolution.
@@ -194,18 +202,25 @@ class TimeModel:
 
     def _attention_ns(self, operation: Operation, shape: AttentionShape) -> int:
         rates = self._product_rates(operation)
-        launch, shares = self.architecture.launch, self.architecture.attention
+        launch, shares = self.architecture.launch, self._flash_shares(shape)
         if not operation.flops:  # of an empty batch
             return launch
         if shares is not None and operation.dtype != "float32":
             fp32, table = self.fp32_rate, self.parameters.attention
+            flash = table.flash3 if self._is_third(shape) else table.flash2
             many = self.multiprocessors
-            seconds = fused_seconds(shape, operation.direction, rates.arithmetic, fp32, many, shares, table)
+            seconds = fused_seconds(shape, operation.direction, rates.arithmetic, fp32, many, shares, table, flash)
         else:
             products = products_of_attention(shape, operation.direction)
             kept = operation.flops / (2 * sum(each.macs for each in products))
             seconds = kept * sum(product_seconds(each, 0, rates) for each in products)
         return launch + ceil(max(seconds, operation.bytes / rates.memory) * 1e9)
+
+    def _is_third(self, shape: AttentionShape) -> bool:
+        return self.flash is FlashVersion.THREE and not shape.efficient
+
+    def _flash_shares(self, shape: AttentionShape) -> KindShares | None:
+        return self.architecture.flash3 if self._is_third(shape) else self.architecture.attention
 
     def _bias_ns(self, operation: Operation) -> int:
         """Duration of the kernel that adds a convolution's bias to its result."""
@@ -248,6 +263,7 @@ def time_model(
     without: Iterable[str] = (),
     workspace_limit: int = WORKSPACE_LIMIT,
     task_limit: int | None = None,
+    flash: FlashVersion = FlashVersion.TWO,
     parameters: Parameters | None = None,
 ) -> TimeModel:
     """The time model of a GPU.
@@ -257,10 +273,11 @@ def time_model(
     workspace_limit: bytes; algorithms that need more are not used.
     task_limit: bytes of a convolution's inputs, result and workspace together; None for no limit. Algorithms that need
     more are not used, but for those without a workspace.
+    flash: the version of flash attention.
     parameters: by default the table shipped with simgpu.
 
-    Raises `InputError` for values missing in the GPU's description, an architecture without parameters, and for unknown
-    algorithms or ``implicit_gemm`` in `without`.
+    Raises `InputError` for values missing in the GPU's description, an architecture without parameters, a version of
+    flash attention that the GPU does not have, and for unknown algorithms or ``implicit_gemm`` in `without`.
 
     >>> time_model(GpuSpec("bare", memory=1))
     Traceback (most recent call last):
@@ -291,6 +308,9 @@ def time_model(
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
     architecture = next(result for name, result in table.architectures.items() if name == gpu.architecture)
+    if flash is FlashVersion.THREE and architecture.flash3 is None:
+        remedy = "give a GPU such as h100, or FlashAttention-2"
+        raise InputError.single(gpu.name, "gpu.architecture", f"{gpu.architecture} has no FlashAttention-3", remedy)
     return TimeModel(
         gpu,
         architecture,
@@ -302,4 +322,5 @@ def time_model(
         lacking,
         workspace_limit,
         task_limit,
+        flash,
     )

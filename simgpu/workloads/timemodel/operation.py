@@ -98,7 +98,8 @@ class AttentionShape:
     """Fused attention, whose scores never reach memory.
 
     heads: of queries, of all samples together. rows, keys: queries and keys of a head. width, values: of a query or
-    key, and of a value. causal: row i has the scores of the first i + 1 keys only. efficient: whether it is PyTorch's
+    key, and of a value. causal: row i has the scores of the first i + 1 keys only. window: with a causal mask, the
+    number of keys before its own that a row has scores of; None for all. efficient: whether it is PyTorch's
     memory-efficient attention instead of flash attention.
 
     >>> shape = AttentionShape(heads=16, rows=1024, keys=1024, width=64, values=64)
@@ -113,14 +114,20 @@ class AttentionShape:
     values: int
     causal: bool = False
     efficient: bool = False
+    window: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The largest number of scores in a row."""
+        return self.keys if self.window is None else min(self.keys, self.window + 1)
 
     @property
     def scores(self) -> int:
         """Number of scores that the mask keeps."""
         if not self.causal:
             return self.heads * self.rows * self.keys
-        square = min(self.rows, self.keys)
-        return self.heads * (square * (square + 1) // 2 + (self.rows - square) * self.keys)
+        rising = min(self.rows, self.most)
+        return self.heads * (rising * (rising + 1) // 2 + (self.rows - rising) * self.most)
 
     def flops(self, direction: Direction) -> int:
         """Operations of its products: two, or backward five."""

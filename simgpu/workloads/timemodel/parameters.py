@@ -51,12 +51,19 @@ class Counts(FileModel):
     backward: Count
 
 
+class FlashTable(FileModel):
+    """One version of flash attention, on all architectures."""
+
+    keys: Counts = Field(description="number of keys at which its products run at half their full rate")
+    causal: KindShares = Field(description="fraction of that rate with a causal mask, of the products that it keeps")
+
+
 class AttentionTable(FileModel):
     """Fused attention in half precision, on all architectures (`simgpu.workloads.timemodel.attention`)."""
 
     softmax: Counts = Field(description="single-precision operations for each score")
-    keys: Counts = Field(description="number of keys at which its products run at half their full rate")
-    causal: KindShares = Field(description="fraction of that rate with a causal mask, of the products that it keeps")
+    flash2: FlashTable = Field(description="FlashAttention-2, whose kernels PyTorch has")
+    flash3: FlashTable = Field(description="FlashAttention-3")
     efficient: KindShares = Field(description="fraction of flash attention's rate in memory-efficient attention")
 
 
@@ -82,6 +89,10 @@ class Architecture(FileModel):
     attention: KindShares | None = Field(
         default=None,
         description="fraction of half_products reached by flash attention's products; by default priced as products",
+    )
+    flash3: KindShares | None = Field(
+        default=None,
+        description="the same for FlashAttention-3; by default the GPU does not have it",
     )
     memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
     normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")

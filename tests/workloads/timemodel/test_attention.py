@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
-from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.model import FlashVersion, time_model
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.workloads.timemodel.parameters import load_parameters
 
@@ -32,17 +32,33 @@ def test_a_causal_mask_keeps_the_scores_up_to_the_diagonal(rows: int, keys: int)
     assert AttentionShape(2, rows, keys, 4, 4, causal=True).scores == 2 * kept
 
 
-def test_the_law_of_a_long_kernel_is_products_plus_softmax() -> None:
+@given(rows=st.integers(1, 12), window=st.integers(0, 12))
+def test_a_window_keeps_the_last_scores_up_to_the_diagonal(rows: int, window: int) -> None:
+    kept = sum(row - window <= key <= row for row in range(rows) for key in range(rows))
+    shape = AttentionShape(2, rows, rows, 4, 4, causal=True, window=window)
+    assert shape.scores == 2 * kept
+
+
+@pytest.mark.parametrize("flash", list(FlashVersion))
+def test_the_law_of_a_long_kernel_is_products_plus_softmax(flash: FlashVersion) -> None:
     """By the formula in the module's docstring."""
     gpu, table = load_node("h100").gpu, load_parameters()
-    hopper = table.architectures["hopper"]
-    rate = gpu.tensor_rate * hopper.half_products * hopper.attention.backward
+    hopper, common = table.architectures["hopper"], table.attention
+    versions = {FlashVersion.TWO: (hopper.attention, common.flash2), FlashVersion.THREE: (hopper.flash3, common.flash3)}
+    shares, version = versions[flash]
+    rate = gpu.tensor_rate * hopper.half_products * shares.backward
     blocks = 64 * 8192 / 128
-    filling = (1 + table.attention.keys.backward / 8192) * (1 + (132 / blocks) ** 2) ** 0.5
+    filling = (1 + version.keys.backward / 8192) * (1 + (132 / blocks) ** 2) ** 0.5
     products = 10 * 64 * 8192**2 * 128 / rate * filling
-    softmax = 64 * 8192**2 * table.attention.softmax.backward / gpu.fp32_rate
+    softmax = 64 * 8192**2 * common.softmax.backward / gpu.fp32_rate
     expected = hopper.launch + (products + softmax) * 1e9
-    assert time_model(gpu).duration_ns(attention(LONG, Direction.BACKWARD_DATA)) == pytest.approx(expected, abs=2)
+    modelled = time_model(gpu, flash=flash).duration_ns(attention(LONG, Direction.BACKWARD_DATA))
+    assert modelled == pytest.approx(expected, abs=2)
+
+
+def test_flash_attention_3_needs_hopper() -> None:
+    with pytest.raises(InputError, match="ada has no FlashAttention-3; give a GPU such as h100, or FlashAttention-2"):
+        time_model(load_node("rtx4090").gpu, flash=FlashVersion.THREE)
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
