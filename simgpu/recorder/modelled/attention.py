@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
+from simgpu.workloads.eager.attention import WITH_FLASH
+
 _HALF = (torch.float16, torch.bfloat16)
-#: Architectures that flash attention supports, with half-precision numbers only.
-_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "cdna3"))
 #: Architectures whose tensor cores compute half-precision numbers only.
 _FIRST_TENSOR_CORES = frozenset(("volta", "turing"))
 #: The widest heads that flash attention supports. It pads their width to a multiple of `_FLASH_WIDTH`.
@@ -26,7 +26,7 @@ class Attention:
     """``scaled_dot_product_attention`` on a GPU of this architecture; None: of one without tensor cores."""
 
     def __init__(self, architecture: str | None) -> None:
-        self._has_flash = architecture in _FLASH
+        self._has_flash = architecture in WITH_FLASH
         self._on_tensor_cores: Sequence[torch.dtype] = ()
         if self._has_flash or architecture in _FIRST_TENSOR_CORES:
             self._on_tensor_cores = (*_HALF, torch.float32) if self._has_flash else _HALF

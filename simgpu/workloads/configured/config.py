@@ -198,6 +198,7 @@ def _qwen(keys: Keys) -> dict[str, Any]:
         "tied": keys.flag("tie_word_embeddings", False),
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
         "window": keys.window(4096),
+        "windowed_from": keys.windowed_from(sizes["layers"]),
     }
 
 

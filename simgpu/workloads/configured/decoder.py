@@ -49,6 +49,7 @@ class Decoder:
     parallel: whether attention and feed-forward part read the same value.
     embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
     window: tokens from which on transformers adds a mask for a sliding window; None for never. Gemma 2 always adds one.
+    windowed_from: the first layer in which the package flash-attn has that window.
     experts: what replaces the feed-forward part in a mixture of experts.
     capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
     """
@@ -75,6 +76,7 @@ class Decoder:
     attention_dropout: float = 0.0
     dropout: float = 0.0
     window: int | None = None
+    windowed_from: int = 0
     capped_scores: bool = False
     capped_logits: bool = False
     experts: Experts | None = None
@@ -88,6 +90,11 @@ class Decoder:
         """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""
         experts = self.experts
         return experts is not None and layer not in experts.dense and (layer + 1) % experts.step == 0
+
+    def window_of(self, layer: int) -> int | None:
+        """The window of the layer of this number, from 0, in the package flash-attn; None for none."""
+        slides = layer % 2 == 0 if self.family == "gemma2" else layer >= self.windowed_from
+        return self.window if slides else None
 
     def needs_mask(self, length: int) -> bool:
         """Whether transformers adds a mask to fused attention of samples of this many tokens."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
+from simgpu.workloads.configured.package_attention import package_attended
 from simgpu.workloads.configured.parts import Build, Linear, RmsNorm, heads_of, repeated, rotated
+from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.normalization import softmax
 from simgpu.workloads.eager.pointwise import add, cast, dropout, scale
@@ -45,15 +47,15 @@ class EarlierAttention:
                 session.constant(name, (decoder.rotary_width // 2,), "float32", BlockKind.OTHER)
         return cls(build, (query, key, value), output, norms)
 
-    def __call__(self, x: Tensor, places: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session = self.build.session
         with session.layer("self_attn"):
-            *angles, mask = places
             query, key, value = self._heads(x)
-            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = (rotated(session, each, cosines, sines) for each in (query, key))
-            key, value = (repeated(session, each, self.build.decoder.groups) for each in (key, value))
-            result = transpose(session, self._attended(query, key, value, mask), 1, 2)
+            if not self.build.of_package or self.norms is None:  # Qwen2-MoE repeats them for the package too
+                key, value = (repeated(session, each, self.build.decoder.groups) for each in (key, value))
+            result = transpose(session, self._attended(query, key, value, places), 1, 2)
             return self.output(reshape(session, contiguous(session, result), x.shape))
 
     def _heads(self, x: Tensor) -> list[Tensor]:
@@ -65,9 +67,12 @@ class EarlierAttention:
         query, key, value = self.products
         return [norms[0](query(x)), norms[1](key(x)), value(x)]
 
-    def _attended(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:
         """(batch, heads, tokens, width). The operands of the fused operator are copied only if there is a mask."""
-        session, rate = self.build.session, self.build.decoder.attention_dropout
+        session, rate, mask = self.build.session, self.build.decoder.attention_dropout, places.mask
+        if self.build.of_package:  # OLMoE gives it no positions
+            places = places if self.norms is None else places._replace(positions=None)
+            return package_attended(session, query, key, value, rate, places)
         if self.build.fused is not None:
             if mask is not None:
                 query, key, value = (contiguous(session, each) for each in (query, key, value))

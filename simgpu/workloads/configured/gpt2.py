@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.parts import Build, LayerNorm, Linear, activated, attended, heads_of, token_positions
+from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.pointwise import add, dropout
 from simgpu.workloads.eager.products import embedding, transposed_linear
 from simgpu.workloads.eager.tensor import Tensor
@@ -115,7 +116,7 @@ class _Layer:
         with session.layer("attn"):
             parts = split(session, joint(x), [decoder.width] * 3)
             query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
-            result = output(attended(self.build, query, key, value, None))
+            result = output(attended(self.build, query, key, value, Places()))
             with session.layer("resid_dropout"):
                 return dropout(session, result, decoder.dropout)
 

@@ -35,15 +35,15 @@ class Keys:
     def refuse(self, key: str, what: str, remedy: str) -> None:
         self.problems.append(Problem(self.source, key, what, remedy))
 
-    def number(self, key: str, default: int | None, most: int = MOST_WIDTH) -> int:
-        """A whole number from 1 to `most`; also the default where the value is null."""
+    def number(self, key: str, default: int | None, most: int = MOST_WIDTH, least: int = 1) -> int:
+        """A whole number from `least` to `most`; also the default where the value is null."""
         value = self.values.get(key)
         if value is None:
             value = default
         if value is None:
             self.refuse(key, "is missing", REMEDY)
-        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            self.refuse(key, f"{value!r:.40} is not a whole number from 1 to {most}", REMEDY)
+        elif not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(key, f"{value!r:.40} is not a whole number from {least} to {most}", REMEDY)
         else:
             return int(value)
         return 1
@@ -75,6 +75,11 @@ class Keys:
         """``sliding_window``: null, or a number of tokens."""
         value = self.values.get("sliding_window", default)
         return None if value is None else self.number("sliding_window", default, 2**40)
+
+    def windowed_from(self, layers: int) -> int:
+        """Qwen's first layer with a window, ``max_window_layers``; beyond the last without ``use_sliding_window``."""
+        first = self.number("max_window_layers", 28, MOST["layers"], least=0)
+        return first if self.flag("use_sliding_window", False) else layers
 
 
 def common_sizes(keys: Keys, defaults: Mapping[str, int | None], *, positions: int) -> dict[str, Any]:

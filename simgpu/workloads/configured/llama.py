@@ -19,19 +19,16 @@ from simgpu.workloads.configured.parts import (
     causal_mask,
     heads_of,
     partly_rotated,
-    rotary_angles,
+    places_of,
     rotated,
     token_positions,
     window_mask,
 )
+from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.pointwise import add, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import sliced, split, unsqueeze
-
-#: Cosines and sines of the rotary embedding, and the mask, if any.
-_Places = tuple[Tensor, Tensor, Tensor | None]
-
 
 #: Families that scale the embedding, and normalize with one plus a weight.
 _GEMMA = ("gemma", "gemma2")
@@ -64,7 +61,7 @@ class LlamaModel:
                 x = embedding(session, tokens, self.table)
             positions = token_positions(self.build, tokens.shape[1])
             mask = causal_mask(self.build, tokens.shape[0], positions)
-            places = (*rotary_angles(self.build, positions), mask)
+            places = places_of(self.build, mask, positions)
             if self.build.decoder.family in _GEMMA:
                 x = scale(session, x)
             for layer in self.layers:
@@ -88,6 +85,7 @@ class _Layer:
     inner: GatedInner | _FusedInner | SparseInner
     norms: tuple[RmsNorm, ...]
     slides: bool
+    window: int | None
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
@@ -101,10 +99,12 @@ class _Layer:
                 RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one) for place in places
             )
         slides = build.decoder.family == "gemma2" and number % 2 == 0
-        return cls(build, name, attention, inner, norms, slides)
+        window = build.decoder.window_of(number) if build.of_package else None
+        return cls(build, name, attention, inner, norms, slides, window)
 
-    def __call__(self, x: Tensor, places: _Places) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, rate = self.build.session, self.build.decoder.dropout
+        places = places._replace(window=self.window)
         if len(self.norms) > len(_TWO_NORMS):
             return self._between_norms(x, places)
         first, second = self.norms
@@ -112,16 +112,14 @@ class _Layer:
             x = add(session, x, dropout(session, self.attention(first(x), places), rate))
             return add(session, x, dropout(session, self.inner(second(x)), rate))
 
-    def _between_norms(self, x: Tensor, places: _Places) -> Tensor:
+    def _between_norms(self, x: Tensor, places: Places) -> Tensor:
         """Gemma 2: each part between two normalizations, and a sliding window in every other layer."""
         session = self.build.session
         first, second, third, fourth = self.norms
-        cosines, sines, mask = places
         with session.layer(self.name):
-            if self.slides:
-                assert mask is not None
-                mask = window_mask(session, mask)
-            x = add(session, x, second(self.attention(first(x), (cosines, sines, mask))))
+            if self.slides and places.mask is not None:
+                places = places._replace(mask=window_mask(session, places.mask))
+            x = add(session, x, second(self.attention(first(x), places)))
             return add(session, x, fourth(self.inner(third(x))))
 
 
@@ -167,17 +165,16 @@ class _Attention:
                 norms = RmsNorm.create(build, "q_norm", head), RmsNorm.create(build, "k_norm", head)
         return cls(build, (query, key, value), output, norms)
 
-    def __call__(self, x: Tensor, places: _Places) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, width = self.build.session, self.build.decoder.head_width
         with session.layer("self_attn"):
             norms = (*(self.norms or (None, None)), None)
             query, key, value = (
                 heads_of(session, product(x), width, norm) for product, norm in zip(self.products, norms, strict=True)
             )
-            *angles, mask = places
-            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = (rotated(session, each, cosines, sines) for each in (query, key))
-            return self.output(attended(self.build, query, key, value, mask))
+            return self.output(attended(self.build, query, key, value, places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ class _FusedAttention:
             product = Linear.create(build, "qkv_proj", decoder.width, queries + 2 * keys, bias=False)
         return cls(build, product, output)
 
-    def __call__(self, x: Tensor, places: _Places) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         queries, keys = decoder.heads * decoder.head_width, decoder.key_heads * decoder.head_width
         with session.layer("self_attn"):
@@ -205,10 +202,9 @@ class _FusedAttention:
             bounds = (0, queries, queries + keys, queries + 2 * keys)
             parts = [sliced(session, joint, *bounds[place : place + 2]) for place in range(3)]
             query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
-            *angles, mask = places
-            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=False)
-            return self.output(attended(self.build, query, key, value, mask))
+            return self.output(attended(self.build, query, key, value, places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def qwen2_moe(keys: Keys) -> dict[str, Any]:
         **_common(keys, sizes, 16, _equal_heads(keys, sizes)),
         "query_bias": keys.flag("qkv_bias", True),
         "window": _window(keys),
+        "windowed_from": keys.windowed_from(sizes["layers"]),
         "experts": _experts(keys, sizes, "num_experts", 60, 4, inner, shared=shared, choosable=True),
     }
 
@@ -54,6 +55,7 @@ def qwen3_moe(keys: Keys) -> dict[str, Any]:
         "output_bias": bias,
         "normalized_heads": True,
         "window": _window(keys),
+        "windowed_from": keys.windowed_from(sizes["layers"]),
         "experts": _experts(keys, sizes, "num_experts", 128, 8, inner, choosable=True),
     }
 

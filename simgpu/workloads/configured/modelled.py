@@ -20,6 +20,7 @@ from simgpu.workloads.configured.losses import LOSSES, LossModel
 from simgpu.workloads.configured.neox import NeoxModel
 from simgpu.workloads.configured.options import (
     CHUNKS,
+    OF_PACKAGE,
     AttentionForm,
     Float8Form,
     LossForm,
@@ -95,11 +96,12 @@ def decoder_iteration(
     (124439808, 'modelled')
     """
     products = options.products
-    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=decoder.needs_mask(length))
+    is_masked = decoder.needs_mask(length) and options.attention not in OF_PACKAGE
+    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=is_masked)
     problems = _problems(decoder, batch, length, gpu, options, fused)
     if problems:
         raise InputError(problems)
-    operator = fused if options.attention == AttentionForm.SDPA else None
+    operator = None if options.attention == AttentionForm.EAGER else fused
     session = _session(decoder, batch=batch, length=length, fused=operator, options=options)
     notes, sizes = _notes(decoder, length, options), f"{batch} samples of {length} tokens"
     return finished(session, TraceOf(decoder.name, batch, notes, sizes), gpu, options)
@@ -129,7 +131,7 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
         output=OutputLife.HELD,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    trace = trace_of_session(session, gpu, info)
+    trace = trace_of_session(session, gpu, info, options.flash)
     if trace is None:
         what = f"{of.sizes} need more bytes or operations than a trace can hold"
         raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
@@ -141,7 +143,15 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
     session = Session()
     lora = options.adapters(decoder.family)
     float8 = None if options.float8 is None else Float8Form(options.float8)
-    build = Build(session=session, decoder=decoder, dtype=options.dtype, fused=fused, lora=lora, float8=float8)
+    build = Build(
+        session=session,
+        decoder=decoder,
+        dtype=options.dtype,
+        fused=fused,
+        of_package=options.attention in OF_PACKAGE,
+        lora=lora,
+        float8=float8,
+    )
     model = _MODELS.get(decoder.family, LlamaModel)(build)
     check_targets(lora, build.linear)
     if float8 is not None and not build.in_float8:
@@ -177,8 +187,8 @@ def _problems(
     if options.loss == LossForm.CHUNKED and valid < CHUNKS:
         what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
         problems.append(Problem("", "length", what, "give a larger batch or length, or the loss eager"))
-    if not problems and options.attention == AttentionForm.SDPA and fused is None:
-        problems.append(options.problem_of_heads(gpu.name, decoder.head_width))
+    if not problems and options.attention != AttentionForm.EAGER:
+        problems += options.problems_of_fused(fused, gpu, decoder.head_width)
     return problems
 
 

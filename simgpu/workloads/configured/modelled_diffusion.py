@@ -54,11 +54,14 @@ def diffusion_iteration(
     widths = model.head_widths if isinstance(model, UNet) else {model.decoder.head_width}
     kernels = {width: fused_kernel(gpu.architecture, options.products, width) for width in widths}
     problems = options.problems(model.family, batch) + options.problems_of_plain(model.family)
-    if options.attention == AttentionForm.EAGER:
-        problems.append(Problem("", "attention", f"eager attention of {model.family} is not modelled", "give sdpa"))
+    if options.attention != AttentionForm.SDPA:
+        what = f"{options.attention} attention of {model.family} is not modelled"
+        problems.append(Problem("", "attention", what, "give sdpa"))
     problems += size_problems(batch=batch, length=length, side=model.side)
     if not problems:
-        problems += [options.problem_of_heads(gpu.name, width) for width, kernel in kernels.items() if kernel is None]
+        problems += [
+            each for width, kernel in kernels.items() for each in options.problems_of_fused(kernel, gpu, width)
+        ]
     if problems:
         raise InputError(problems)
     fused = {width: kernel for width, kernel in kernels.items() if kernel is not None}

@@ -13,16 +13,14 @@ from simgpu.workloads.configured.parts import (
     causal_mask,
     heads_of,
     partly_rotated,
-    rotary_angles,
+    places_of,
     token_positions,
 )
+from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.pointwise import add, dropout
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import split, unsqueeze
-
-#: Cosines and sines of the rotary embedding, and the mask, if any.
-_Places = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class NeoxModel:
             mask = causal_mask(self.build, tokens.shape[0], positions)
             with session.layer(names.dropout):
                 x = dropout(session, x, self.build.decoder.embedding_dropout)
-            places = (*rotary_angles(self.build, positions), mask)
+            places = places_of(self.build, mask, positions)
             for layer in self.layers:
                 x = layer(x, places)
             return self.norm(x)
@@ -149,7 +147,7 @@ class _NeoxLayer:
                 dense = Linear.create(build, "dense", width, width, decoder.output_bias)
             return cls(build, name, (first, second), joint, dense, _Inner.create(build, _NEOX))
 
-    def __call__(self, x: Tensor, places: _Places) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         first, second = self.norms
         with session.layer(self.name):
@@ -164,15 +162,14 @@ class _NeoxLayer:
         with self.build.session.layer(name):
             return dropout(self.build.session, x, self.build.decoder.dropout)
 
-    def _attended(self, x: Tensor, places: _Places) -> Tensor:
+    def _attended(self, x: Tensor, places: Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         with session.layer(_NEOX.attention):
             joint = heads_of(session, self.joint(x), 3 * decoder.head_width)
             query, key, value = split(session, joint, [decoder.head_width] * 3)
-            *angles, mask = places
-            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=True)
-            return self.dense(attended(self.build, query, key, value, mask))
+            return self.dense(attended(self.build, query, key, value, places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +202,7 @@ class _PhiLayer:
                 LayerNorm.create(build, "input_layernorm", decoder.width),
             )
 
-    def __call__(self, x: Tensor, places: _Places) -> Tensor:
+    def __call__(self, x: Tensor, places: Places) -> Tensor:
         session = self.build.session
         with session.layer(self.name):
             normal = self.norm(x)
@@ -217,11 +214,10 @@ class _PhiLayer:
         with self.build.session.layer("resid_dropout"):
             return dropout(self.build.session, x, self.build.decoder.dropout)
 
-    def _attended(self, x: Tensor, places: _Places) -> Tensor:
+    def _attended(self, x: Tensor, places: Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
         with session.layer(_PHI.attention):
             query, key, value = (heads_of(session, product(x), decoder.head_width) for product in self.products)
-            *angles, mask = places
-            cosines, sines = (unsqueeze(session, each, 1) for each in angles)
+            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = partly_rotated(self.build, (query, key), cosines, sines, together=True)
-            return self.dense(attended(self.build, query, key, value, mask))
+            return self.dense(attended(self.build, query, key, value, places))

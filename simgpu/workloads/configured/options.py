@@ -13,6 +13,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.configured.adapters import Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
+from simgpu.workloads.timemodel.attention import FlashVersion, without_flash
 from simgpu.workloads.timemodel.formats import without_float8
 
 #: Number formats of weights.
@@ -32,6 +33,12 @@ class AttentionForm(StrEnum):
 
     SDPA = "sdpa"  # PyTorch's fused operator, the default
     EAGER = "eager"  # products, softmax and mask, one after another
+    FLASH2 = "flash_attention_2"  # of the package flash-attn
+    FLASH3 = "flash_attention_3"  # of its folder hopper
+
+
+#: Those of the package flash-attn: heads of keys and values are not repeated, and there is never a mask.
+OF_PACKAGE = frozenset((AttentionForm.FLASH2, AttentionForm.FLASH3))
 
 
 class LossForm(StrEnum):
@@ -67,6 +74,10 @@ _FLOAT8 = {
     "compiler",
     Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8, by torchao's tensorwise recipe, "
     "each compiled",
+}
+_ATTENTIONS = {
+    AttentionForm.FLASH2: "attention of the package flash-attn, version 2",
+    AttentionForm.FLASH3: "attention of the package flash-attn, version 3",
 }
 _MASTERS = {
     MasterForm.COPIED: "float32 copies of the weights, whose gradients are converted before the update",
@@ -226,14 +237,25 @@ class TrainingOptions:
             if value
         ]
 
-    def problem_of_heads(self, gpu: str, width: int) -> Problem:
-        """That a GPU has no fused attention for heads of this width."""
-        what = f"{gpu} has no fused attention for {self.products} and heads of {width} values"
-        return Problem("", "attention", what, "give eager where the model has it, or another number format or GPU")
+    @property
+    def flash(self) -> FlashVersion:
+        """The version of flash attention; PyTorch has the second."""
+        return FlashVersion.THREE if self.attention == AttentionForm.FLASH3 else FlashVersion.TWO
+
+    def problems_of_fused(self, fused: str | None, gpu: GpuSpec, width: int) -> Iterator[Problem]:
+        """What fused attention of heads of this width does not support. fused: its operator; None for none."""
+        if self.attention in OF_PACKAGE and fused != "flash":
+            what = f"{gpu.name} has no {self.attention} for {self.products} and heads of {width} values"
+            yield Problem("", "attention", what, "give sdpa, or another number format or GPU")
+        elif fused is None:
+            what = f"{gpu.name} has no fused attention for {self.products} and heads of {width} values"
+            yield Problem("", "attention", what, "give eager where the model has it, or another number format or GPU")
+        elif problem := without_flash(gpu, self.flash):
+            yield Problem("", "attention", problem, "give flash_attention_2, or a GPU such as h100")
 
     def described(self, family: str) -> str:
         """A sentence for notes, without its full stop."""
-        parts = [f"{self.attention} attention"]
+        parts = [_ATTENTIONS.get(AttentionForm(self.attention), f"{self.attention} attention")]
         if self.loss != LossForm.EAGER:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:

@@ -9,6 +9,8 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.adapters import OF_LOGITS, Adapter, Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.options import Float8Form
+from simgpu.workloads.configured.package_attention import package_attended
+from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.float8 import float8_linear
 from simgpu.workloads.eager.normalization import layer_norm, softmax
@@ -65,11 +67,12 @@ class Build(Weights):
     """What the parts of one transformer share.
 
     fused: the operator for attention, a result of `simgpu.workloads.eager.attention.fused_kernel`; None for products
-    and softmax one after another.
+    and softmax one after another. of_package: whether it is that of the package flash-attn.
     """
 
     decoder: Decoder
     fused: str | None
+    of_package: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,11 @@ def token_positions(build: Build, length: int) -> Tensor:
     return numbers.seen((1, length))
 
 
+def places_of(build: Build, mask: Tensor | None, positions: Tensor) -> Places:
+    """What attention of all layers reads. positions: of the tokens, (1, length)."""
+    return Places(rotary_angles(build, positions), mask, positions if build.of_package else None)
+
+
 def rotary_angles(build: Build, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration."""
     session, half = build.session, build.decoder.rotary_width // 2
@@ -253,20 +261,23 @@ def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = Non
     return transpose(session, heads if norm is None else norm(heads), 1, 2)
 
 
-def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:
     """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head.
 
     Without a fused operator, products and softmax run one after another, as in ``eager_attention_forward`` of
     transformers 4.51; else one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
     """
-    session = build.session
-    key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
-    if build.fused is None:
-        assert mask is not None
-        result = _products(build, query, key, value, mask)
+    session, rate = build.session, build.decoder.attention_dropout
+    if build.of_package:
+        result = package_attended(session, query, key, value, rate, places)
     else:
-        query, key, value = (contiguous(session, x) for x in (query, key, value))
-        result = attention(session, build.fused, query, key, value, build.decoder.attention_dropout, mask)
+        key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
+        if build.fused is None:
+            assert places.mask is not None
+            result = _products(build, query, key, value, places.mask)
+        else:
+            query, key, value = (contiguous(session, x) for x in (query, key, value))
+            result = attention(session, build.fused, query, key, value, rate, places.mask)
     batch, heads, tokens, width = result.shape
     joined = contiguous(session, transpose(session, result, 1, 2))
     return reshape(session, joined, (batch, tokens, heads * width))
@@ -299,11 +310,11 @@ def window_mask(session: Session, mask: Tensor) -> Tensor:
 def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
 
-    None for fused attention that needs none. The mask has one column more than tokens, the length of a cache that does
-    not exist, but for Gemma 2. Models with a sliding window mask what is outside it too.
+    None for fused attention that needs none, or has no masks. The mask has one column more than tokens, the length of a
+    cache that does not exist, but for Gemma 2. Models with a sliding window mask what is outside it too.
     """
     session, tokens = build.session, positions.shape[1]
-    if build.fused is not None and not build.decoder.needs_mask(tokens):
+    if build.of_package or (build.fused is not None and not build.decoder.needs_mask(tokens)):
         return None
     width = tokens if build.decoder.family == "gemma2" else tokens + 1
     (mask,) = session.run("full", (), (((tokens, width), build.dtype),))

@@ -13,12 +13,12 @@ from math import ceil
 from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
-from simgpu.workloads.eager.strides import Sizes
+from simgpu.workloads.eager.strides import Sizes, elementwise_strides
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, Operation, OperationKind
 
 #: Architectures that flash attention supports, with half-precision numbers only.
-_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell"))
+WITH_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "cdna3"))
 _HALF = ("float16", "bfloat16")
 #: The widest heads that flash attention supports, and the number that their width is a multiple of without padding.
 _WIDEST, _FLASH_WIDTH = 256, 8
@@ -38,7 +38,7 @@ def fused_kernel(architecture: str | None, dtype: str, width: int, *, masked: bo
     >>> fused_kernel("volta", "bfloat16", 64) is None
     True
     """
-    has_flash = architecture in _FLASH
+    has_flash = architecture in WITH_FLASH
     if has_flash and not masked and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
         return "flash"
     on_tensor_cores = has_flash or (architecture in ("volta", "turing") and dtype in _HALF)
@@ -58,11 +58,13 @@ def attention(
     mask: Tensor | None = None,
     *,
     causal: bool = True,
+    window: int | None = None,
 ) -> Tensor:
-    """Attention of (batch, heads, tokens, width) tensors with equal numbers of heads; keys may have other tokens.
+    """Attention of (batch, heads, tokens, width) tensors; keys may have other tokens, and flash's fewer heads.
 
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
-    causal: whether a token attends only to itself and those before it; a mask decides it instead.
+    causal: whether a token attends only to itself and those before it; a mask decides it instead. window: the number of
+    those before it; None for all.
     """
     query, key, value, *masks = lowered(session, query, key, value, *(() if mask is None else (mask,)))
     op = f"_scaled_dot_product_{kind}_attention"
@@ -77,7 +79,7 @@ def attention(
     bias = [_aligned(session, each, heads) for each in masks]
     strides = _strides(kind, query)
     results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
-    scores = replace(_shape(kind, *inputs), causal=causal and mask is None)
+    scores = replace(_shape(kind, *inputs), causal=causal and mask is None, window=window)
     work = _work(scores, inputs, bias, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
 
@@ -106,9 +108,9 @@ def _aligned(session: Session, mask: Tensor, heads: int) -> Tensor:
 
 
 def _strides(kind: str, x: Tensor) -> Sizes:
-    """Those of a result or gradient of this operand's shape: its own, or (batch, tokens, heads, width) in memory."""
+    """Those of a result or gradient of this operand's shape: in its order, or (batch, tokens, heads, width)."""
     if kind == "flash":
-        return x.strides
+        return elementwise_strides(x.shape, [(x.shape, x.strides)])
     _, heads, tokens, width = x.shape
     return heads * tokens * width, width, heads * width, 1
 

@@ -14,13 +14,37 @@ Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its t
 
 from __future__ import annotations
 
+from enum import StrEnum
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from simgpu.hardware.spec import GpuSpec
+from simgpu.workloads.timemodel.formats import architecture_of
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape
 
 if TYPE_CHECKING:
-    from simgpu.workloads.timemodel.parameters import AttentionTable, Counts, FlashTable, KindShares
+    from simgpu.workloads.timemodel.parameters import Architecture, AttentionTable, Counts, FlashTable, KindShares
+
+
+class FlashVersion(StrEnum):
+    """Versions of flash attention; PyTorch has the second by default."""
+
+    TWO = "2"
+    THREE = "3"
+
+
+def without_flash(gpu: GpuSpec, version: FlashVersion, architecture: Architecture | None = None) -> str:
+    """Why the GPU does not have this version; empty if it does. architecture: by default the GPU's own.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> [without_flash(load_node(name).gpu, FlashVersion.THREE) for name in ("l4", "h100")]
+    ['L4 (ada) has no FlashAttention-3, which is for Hopper', '']
+    """
+    architecture = architecture or architecture_of(gpu)
+    if version is FlashVersion.TWO or architecture is None or architecture.flash3 is not None:
+        return ""
+    return f"{gpu.name} ({gpu.architecture}) has no FlashAttention-3, which is for Hopper"
+
 
 #: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).
 _ROWS = 128

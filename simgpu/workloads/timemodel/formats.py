@@ -50,7 +50,7 @@ def without_float8(gpu: GpuSpec, architecture: Architecture | None = None) -> st
     >>> without_float8(load_node("a10g").gpu), without_float8(load_node("l4").gpu)
     ('A10G (ampere) has no matrix units for float8, which came with Ada and Hopper', '')
     """
-    architecture = architecture or _architecture(gpu)
+    architecture = architecture or architecture_of(gpu)
     if architecture is None or architecture.float8 is not None:
         missing = architecture is not None and gpu.tensor_rate is None
         return f"gpu.tensor_rate of {gpu.name} is not stated, which float8 needs" if missing else ""
@@ -78,7 +78,7 @@ def product_rate(gpu: GpuSpec, dtype: str) -> int | None:
 
     A GPU of unknown architecture multiplies both half-precision formats on its matrix units, if it has any.
     """
-    architecture = _architecture(gpu)
+    architecture = architecture_of(gpu)
     if architecture is None:
         on_matrix_units = gpu.tensor_rate is not None and dtype in ("float16", "bfloat16")
     else:
@@ -97,7 +97,7 @@ def model_notes(gpu: GpuSpec, dtypes: Iterable[str] = ()) -> list[str]:
     >>> model_notes(load_node("h200").gpu, ["bfloat16"])
     ["The time model's hopper was fitted to H100, not to H200 SXM."]
     """
-    architecture = _architecture(gpu)
+    architecture = architecture_of(gpu)
     if architecture is None:
         return []
     notes = [fitted] if (fitted := _fitted_for_others(gpu, architecture)) else []
@@ -127,7 +127,7 @@ def _is_model(model: str, name: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(model)}(?!\w| Ti\b| SUPER\b)", name, re.IGNORECASE) is not None
 
 
-def _architecture(gpu: GpuSpec) -> Architecture | None:
+def architecture_of(gpu: GpuSpec) -> Architecture | None:
     from simgpu.workloads.timemodel.parameters import load_parameters
 
     known = load_parameters().architectures

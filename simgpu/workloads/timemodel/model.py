@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
-from simgpu.workloads.timemodel.attention import fused_seconds, products_of_attention
+from simgpu.workloads.timemodel.attention import FlashVersion, fused_seconds, products_of_attention, without_flash
 from simgpu.workloads.timemodel.formats import FLOAT8, itemsize_of_products, matrix_units_take
 from simgpu.workloads.timemodel.operation import (
     AttentionShape,
@@ -56,13 +56,6 @@ class Tf32(StrEnum):
     NONE = "none"
     CONVOLUTIONS = "convolutions"  # PyTorch's default
     ALL = "all"
-
-
-class FlashVersion(StrEnum):
-    """Versions of flash attention; PyTorch has the second by default."""
-
-    TWO = "2"
-    THREE = "3"  # for Hopper only
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +301,9 @@ def time_model(
     assert gpu.architecture is not None and gpu.multiprocessors is not None
     assert gpu.fp32_rate is not None and gpu.dram_bandwidth is not None
     architecture = next(result for name, result in table.architectures.items() if name == gpu.architecture)
-    if flash is FlashVersion.THREE and architecture.flash3 is None:
+    if problem := without_flash(gpu, flash, architecture):
         remedy = "give a GPU such as h100, or FlashAttention-2"
-        raise InputError.single(gpu.name, "gpu.architecture", f"{gpu.architecture} has no FlashAttention-3", remedy)
+        raise InputError.single(gpu.name, "gpu.architecture", problem, remedy)
     return TimeModel(
         gpu,
         architecture,

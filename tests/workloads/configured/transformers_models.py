@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 import transformers
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import modeling_flash_attention_utils
 from transformers.utils import import_utils
 
 from simgpu.recorder import record
@@ -47,8 +49,42 @@ def model(values: dict[str, Any], dtype: str = "bfloat16", attention: str = "sdp
     """The model of a configuration, in training mode, without a cache of keys and values."""
     config = _config(values)
     auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    created = auto.from_config(config, torch_dtype=getattr(torch, dtype), attn_implementation=attention)
+    with _flash_package():
+        created = auto.from_config(config, torch_dtype=getattr(torch, dtype), attn_implementation=attention)
     return created.train()
+
+
+@contextmanager
+def _flash_package() -> Iterator[None]:
+    """Transformers takes the package flash-attn as installed; its function runs PyTorch's copy of the same kernels.
+
+    What the function's operands are, and what runs before and after it, is transformers' own code.
+    """
+    base = transformers.PreTrainedModel
+    before = base._check_and_enable_flash_attn_2
+
+    def enabled(config: Any, *_: Any, **__: Any) -> Any:
+        config._attn_implementation = "flash_attention_2"
+        return config
+
+    utilities = modeling_flash_attention_utils
+    utilities.flash_attn_func, utilities._flash_supports_window_size = _flash_attn_func, True
+    for family in ("olmoe", "qwen2_moe"):  # they import it only if the package is there
+        earlier: Any = import_module(f"transformers.models.{family}.modeling_{family}")
+        earlier._flash_attention_forward = utilities._flash_attention_forward
+    base._check_and_enable_flash_attn_2 = enabled
+    try:
+        yield
+    finally:
+        base._check_and_enable_flash_attn_2 = before
+
+
+def _flash_attn_func(
+    query: Any, key: Any, value: Any, dropout: float, *, softmax_scale: float, causal: bool, **_: Any
+) -> Any:
+    heads = (each.transpose(1, 2) for each in (query, key, value))
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    return attend(*heads, dropout, causal, scale=softmax_scale)[0].transpose(1, 2)
 
 
 def expected(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
-from simgpu.workloads.timemodel.model import FlashVersion, time_model
+from simgpu.workloads.timemodel.attention import FlashVersion
+from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
 from simgpu.workloads.timemodel.parameters import load_parameters
 
@@ -57,7 +58,7 @@ def test_the_law_of_a_long_kernel_is_products_plus_softmax(flash: FlashVersion) 
 
 
 def test_flash_attention_3_needs_hopper() -> None:
-    with pytest.raises(InputError, match="ada has no FlashAttention-3; give a GPU such as h100, or FlashAttention-2"):
+    with pytest.raises(InputError, match="has no FlashAttention-3, which is for Hopper; give a GPU such as h100"):
         time_model(load_node("rtx4090").gpu, flash=FlashVersion.THREE)
 
 

@@ -17,8 +17,9 @@ from statistics import median
 
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
+from simgpu.workloads.timemodel.attention import FlashVersion
 from simgpu.workloads.timemodel.formats import product_rate
-from simgpu.workloads.timemodel.model import FlashVersion, time_model
+from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, GemmShape, Operation, OperationKind
 
 TERA = 10**12
@@ -83,8 +84,9 @@ PEAK_FLOAT8 = {
     "rtx4090": 330.3,
     "mi300x": 2614.9,
 }
-#: Attention: gpu-mode/ring-attention, issue 10; Dao-AILab/flash-attention, issue 1589; triton-lang/triton, pull request 2459;
-#: pytorch/benchmark, pull request 2296; ROCm/flash-attention, issue 142; facebookresearch/xformers, pull request 587.
+#: Attention: gpu-mode/ring-attention, issue 10; Dao-AILab/flash-attention, issue 1589; triton-lang/triton, pull request
+#: 2459; pytorch/benchmark, pull request 2296; ROCm/flash-attention, issue 142; facebookresearch/xformers, pull request
+#: 587.
 ATTENTIONS: list[Rates] = [
     ("a5000", 64, 32 * 16384, {512: (84.08, 52.88), 1024: (81.02, 62.54), 2048: (81.31, 70.07)}, ""),
     ("a5000", 64, 32 * 16384, {4096: (81.69, 74.80), 8192: (81.86, 77.42)}, ""),
@@ -103,7 +105,7 @@ ATTENTIONS: list[Rates] = [
     ("a100-80gb", 256, 1024 * 1024, {1024: (156.4, None)}, "efficient"),
 ]
 
-#: FlashAttention-3 on an H100, in the same form: figures 5 and 6 of its paper (arXiv 2407.08608, read from a transcript;
+#: FlashAttention-3 on an H100, in the same form: figures 5 and 6 of its paper (arXiv 2407.08608, read from transcripts;
 #: of two for heads of 256 and 1024 tokens, the one with 639), and four samples with 48 heads, forward and backward
 #: (meta-pytorch/tritonbench, pull requests 1254 and 1256, with a causal mask 1267).
 FLASH3: list[Rates] = [
