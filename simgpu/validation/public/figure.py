@@ -18,12 +18,14 @@ from simgpu.validation.public.times import ComparedTime, median_of
 
 #: Colours that colour-blind readers can tell apart (Paul Tol's bright scheme), with a shape for each project.
 _MARKS = (("#4477AA", "o"), ("#EE6677", "s"), ("#228833", "^"), ("#CCBB44", "D"), ("#AA3377", "v"), ("#66CCEE", "P"))
+#: From this ratio of the ends of an axis on, only powers of ten are labelled, so that labels do not overlap.
+_WIDE = 100
 _Points = dict[str, list[tuple[float, float]]]
 
 
 def plot_scoreboard(peaks: Sequence[ComparedPeak], times: Sequence[ComparedTime]) -> RunFigure:
     """Each covered row as a point; rows that ran out of memory have no peak and are left out."""
-    figure = RunFigure(figsize=(9.0, 4.4), layout="constrained")
+    figure = RunFigure(figsize=(9.0, 4.9), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     of_peaks: _Points = {}
@@ -56,9 +58,10 @@ def _panel(
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ax.set_xlabel(f"published {what} ({unit})")
     ax.set_ylabel(f"predicted {what} ({unit})")
+    steps = (1.0, 2.0, 5.0) if ends[1] < _WIDE * ends[0] else (1.0,)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.set_minor_formatter(NullFormatter())
     middle = "" if error is None else f"median error {100 * error:.1f}%; "
     ax.set_title(f"{middle}shaded: 10% and 25%", fontsize=9)
