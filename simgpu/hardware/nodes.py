@@ -228,6 +228,16 @@ def gpu_called(device: str) -> GpuSpec | None:
     return next((gpu for gpu in gpus if gpu.is_called(device) and gpu.architecture), None)
 
 
+def nodes_with(gpu: str, count: int) -> list[str]:
+    """Returns the names of the shipped nodes that have at least so many GPUs of this name.
+
+    >>> nodes_with("GeForce RTX 4090", 2), nodes_with("GeForce RTX 4090", 9)
+    (['rtx4090-x8'], [])
+    """
+    nodes = map(load_node, _mentioning(gpu))
+    return [node.name for node in nodes if node.gpu.name == gpu and node.gpus >= count]
+
+
 def _mentioning(text: str) -> list[str]:
     """Returns the shipped nodes whose file or base contains a text, without reading them as YAML, which is slow."""
     folder = shipped_folder("configs")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import DEVICE, Duplex, HostSpec, NodeSpec, SwitchSpec
 
 _Rate = TypeVar("_Rate", int, int | None)
@@ -23,9 +23,17 @@ _Rate = TypeVar("_Rate", int, int | None)
 def check_gpus(node: NodeSpec, gpus: int) -> None:
     """Raises `InputError` for more GPUs than the node has."""
     if gpus > node.gpus:
-        has = "one GPU" if node.gpus == 1 else f"{node.gpus} GPUs"
-        what, remedy = f"node {node.name} has {has}, not {gpus}", "choose a node that has them"
-        raise InputError.single("", "argument gpus", what, remedy)
+        raise InputError([too_few_gpus(node, gpus)])
+
+
+def too_few_gpus(node: NodeSpec, gpus: int) -> Problem:
+    """The problem that a node has fewer GPUs; its remedy names the shipped nodes with as many of the same GPU."""
+    from simgpu.hardware.nodes import nodes_with  # only a mistake needs it
+
+    has = "one GPU" if node.gpus == 1 else f"{node.gpus} GPUs"
+    names = nodes_with(node.gpu.name, gpus)
+    remedy = f"choose {' or '.join(names)}" if names else "choose a node that has them"
+    return Problem("", "argument gpus", f"node {node.name} has {has}, not {gpus}", remedy)
 
 
 def placed_alike(node: NodeSpec, gpus: int) -> bool:

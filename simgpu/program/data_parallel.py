@@ -8,6 +8,7 @@ from typing import Any
 from simgpu.errors import InputError, OutOfMemoryError, Problem
 from simgpu.graph.replicate import Exchange, Replicate
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.sharing import too_few_gpus
 from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.memory.transfer import NANO
 
@@ -81,10 +82,7 @@ def share_of(batch: int, how: DataParallel, node: NodeSpec) -> int:
     """
     problems = []
     if how.gpus > node.gpus:
-        has = "one GPU" if node.gpus == 1 else f"{node.gpus} GPUs"
-        problems.append(
-            Problem("", "argument gpus", f"node {node.name} has {has}, not {how.gpus}", "choose a node that has them")
-        )
+        problems.append(too_few_gpus(node, how.gpus))
     if node.host.cores is not None and how.cores > node.host.cores:
         what = f"the host of node {node.name} has {node.host.cores} cores, not {how.cores}"
         problems.append(Problem("", "argument cores", what, "give as many as it has, or fewer"))
