@@ -72,6 +72,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     yield (
         f"tight: leaves less than {format_bytes(fit.question.margin)}, 3% of the budget for errors of prediction"
         + ("" if fit.context is not None else " and 534 MiB for a CUDA context that the node does not state")
+        + (f". A {fit.question.searched} that is searched has to leave them" if fit.question.searched else "")
     )
     modelled = fit.info.origin is Origin.MODELLED
     times = "kernel times are modelled" if modelled else f"kernel times are those of {fit.info.device}"
@@ -80,8 +81,9 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     if fit.question.gpus > 1:
         yield (
             f"sharing: the part of the cost that is due to {fit.question.gpus} GPUs which do the same at the same time "
-            "and share switches and the host's memory. Memory, speed and batch are of each; an all-reduce of gradients "
-            "is not included"
+            "and share switches and the host's memory. Memory, speed and batch are of each; what exchanges gradients is "
+            "not included, neither the time of an all-reduce nor its buffers, which take as much memory as the "
+            "gradients in DistributedDataParallel(gradient_as_bucket_view=False), its default"
         )
     builds = [row.candidate.short.removeprefix("+ ") for row in fit.rows[1:] if is_build(row.candidate)]
     if builds:
@@ -185,6 +187,8 @@ def _least(fit: FitOutcome) -> str:
     if kept := run.persistent.total:
         share = f"weights, gradients and optimizer state are {format_bytes(kept)}"
         parts[-1] += f"; {share} of it"
+        if run.reserved <= fit.question.budget:
+            parts.append(f"It leaves less than {format_bytes(fit.question.margin)}, by which a prediction may be off")
         if kept > fit.question.budget:
             parts.append("No batch, length or activation policy changes these")
     others = [other for other in fit.rows if other.candidate.changes and other.fits]

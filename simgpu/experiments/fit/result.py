@@ -70,9 +70,10 @@ class Fit(FitOutcome):
     def marks(self, row: FitRow) -> list[str]:
         """What is special about a row with a run, for tables."""
         run = run_of(row)
+        tight = 0 <= self.margin(row) < self.question.margin
         marks = {
-            "OOM": not row.fits,
-            "tight": row.fits and self.margin(row) < self.question.margin,
+            "OOM": not row.fits and not tight,
+            "tight": tight,
             "segments": bool(run.allocator),
             "largest tried": row.capped,
             "other training": row.candidate.changes,

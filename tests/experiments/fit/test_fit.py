@@ -381,6 +381,18 @@ def test_gpus_that_share_switches_cost_more_and_the_answer_says_how_much() -> No
     assert "on each of 8 GPUs" in shared.answer
 
 
+def test_a_search_marks_what_fits_without_the_margin_as_tight(model: Path) -> None:
+    """A search leaves a margin, so that what needs less than the budget alone is not out of memory."""
+    question = Question(workload_of(model, {}), NODE, None, 128, 2**40)
+    need = min(question.run(each, 1, 128).reserved for each in candidates(question.workload.options))
+    result = simgpu.fit(model, NODE, length=128, budget=need + 1024)
+    assert result.best is None
+    smallest = min((row for row in result if row.run is not None), key=lambda row: run_of(row).reserved)
+    assert result.marks(smallest) == ["tight"]
+    assert "It leaves less than" in result.answer
+    assert ["OOM"] in [result.marks(row) for row in result if row.run is not None]
+
+
 def test_more_gpus_than_the_node_has_are_refused() -> None:
-    with pytest.raises(InputError, match="node rtx4090 has one GPU, not 8"):
+    with pytest.raises(InputError, match="node rtx4090 has one GPU, not 8; choose rtx4090-x8"):
         simgpu.fit("resnet50", "rtx4090", batch=1, gpus=8)
