@@ -81,8 +81,8 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     if fit.question.gpus > 1:
         yield (
             f"sharing: the part of the cost that is due to {fit.question.gpus} GPUs which do the same at the same time "
-            "and share switches and the host's memory. Memory, speed and batch are of each; what exchanges gradients is "
-            "not included, neither the time of an all-reduce nor its buffers, which take as much memory as the "
+            "and share switches and the host's memory. Memory, speed and batch are of each. What exchanges gradients "
+            "is not included, neither the time of an all-reduce nor its buffers, which take as much memory as the "
             "gradients in DistributedDataParallel(gradient_as_bucket_view=False), its default"
         )
     builds = [row.candidate.short.removeprefix("+ ") for row in fit.rows[1:] if is_build(row.candidate)]

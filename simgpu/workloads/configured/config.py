@@ -96,6 +96,7 @@ def model_of(values: Mapping[str, Any], source: str = "configuration", name: str
     else:
         model = diffusion_transformer(keys, _name(values, name) or "dit")
         _check(keys, model.decoder)
+    keys.refuse_misspelt()
     if keys.problems:
         raise InputError(keys.problems)
     return model
@@ -122,6 +123,7 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     sizes = _FAMILIES[family](keys)
     decoder = Decoder(family=family, name=_name(values, name) or family, **sizes)
     _check(keys, decoder)
+    keys.refuse_misspelt()
     if keys.problems:
         raise InputError(keys.problems)
     return decoder

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from simgpu.errors import Problem
 
+#: A key that is not read is a misspelt one if it is so similar to one that is read and absent. Of the keys of
+#: Transformers' and diffusers' own classes, those that mean something else reach 0.875.
+_SIMILAR = 0.9
 REMEDY = "copy the model's config.json again"
 #: Largest values, far above anything published: larger ones are typing errors and would take minutes to build.
 MOST = {"layers": 1_000, "heads": 4_096, "vocabulary": 10_000_000, "positions": 2**40}
@@ -31,13 +35,36 @@ class Keys:
     values: Mapping[str, Any]
     source: str
     problems: list[Problem] = field(default_factory=list)
+    read: dict[str, None] = field(default_factory=dict)
+
+    def value(self, key: str, default: object = None) -> Any:
+        """The value of a key, or the default where it is absent."""
+        self.read[key] = None
+        return self.values.get(key, default)
+
+    def refuse_misspelt(self) -> None:
+        """Adds a problem for each key that is similar to one that was read and is absent, so that its default counted.
+
+        Configurations have many other keys, which change neither kernels nor memory and are not read.
+
+        >>> keys = Keys({"hiden_size": 64, "use_cache": True}, "config.json")
+        >>> keys.number("hidden_size", 4096)
+        4096
+        >>> keys.refuse_misspelt()
+        >>> print(*keys.problems)
+        config.json: hiden_size: is not read; did you mean 'hidden_size'?
+        """
+        absent = [key for key in self.read if key not in self.values]
+        for key in sorted(self.values.keys() - self.read.keys()):
+            if close := difflib.get_close_matches(key, absent, n=1, cutoff=_SIMILAR):
+                self.refuse(key, "is not read", f"did you mean {close[0]!r}?")
 
     def refuse(self, key: str, what: str, remedy: str) -> None:
         self.problems.append(Problem(self.source, key, what, remedy))
 
     def number(self, key: str, default: int | None, most: int = MOST_WIDTH, least: int = 1) -> int:
         """A whole number from `least` to `most`; also the default where the value is null."""
-        value = self.values.get(key)
+        value = self.value(key)
         if value is None:
             value = default
         if value is None:
@@ -50,7 +77,7 @@ class Keys:
 
     def fraction(self, key: str, default: float) -> float:
         """A number from 0 to 1."""
-        value = self.values.get(key, default)
+        value = self.value(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
             return float(value)
         self.refuse(key, f"{value!r:.40} is not a number from 0 to 1", REMEDY)
@@ -58,14 +85,14 @@ class Keys:
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self.values.get(key, default)
+        value = self.value(key, default)
         if isinstance(value, bool):
             return value
         self.refuse(key, f"{value!r:.40} is not true or false", REMEDY)
         return default
 
     def activation(self, key: str, default: str) -> str:
-        value = self.values.get(key) or default
+        value = self.value(key) or default
         if isinstance(value, str) and value in ACTIVATIONS:
             return ACTIVATIONS[value]
         self.refuse(key, f"{value!r:.40} is not a supported activation", f"give one of {', '.join(ACTIVATIONS)}")
@@ -73,7 +100,7 @@ class Keys:
 
     def window(self, default: int | None) -> int | None:
         """``sliding_window``: null, or a number of tokens."""
-        value = self.values.get("sliding_window", default)
+        value = self.value("sliding_window", default)
         return None if value is None else self.number("sliding_window", default, 2**40)
 
     def windowed_from(self, layers: int) -> int:
@@ -95,12 +122,12 @@ def common_sizes(keys: Keys, defaults: Mapping[str, int | None], *, positions: i
 
 
 def key_heads(keys: Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
-    if keys.values.get("num_key_value_heads") is None and default is None:
+    if keys.value("num_key_value_heads") is None and default is None:
         return int(sizes["heads"])
     return keys.number("num_key_value_heads", default, MOST["heads"])
 
 
 def head_width(keys: Keys, sizes: Mapping[str, Any], default: int | None = None) -> int:
-    if keys.values.get("head_dim") is None and default is None:
+    if keys.value("head_dim") is None and default is None:
         return max(1, int(sizes["width"]) // int(sizes["heads"]))
     return keys.number("head_dim", default, MOST_WIDTH)

@@ -44,6 +44,18 @@ def test_keys_of_text_generation_are_ignored() -> None:
     assert decoder_of({**SMALL, "bos_token_id": 1, "architectures": ["X"], "temperature": 1.0}) == decoder_of(SMALL)
 
 
+def test_misspelt_keys_are_refused_together() -> None:
+    """Their values would not count: the sizes would be the defaults of the family."""
+    given = {**SMALL, "hiden_size": SMALL["hidden_size"], "num_hidden_layer": 2, "use_cache": True}
+    del given["hidden_size"], given["num_hidden_layers"]
+    with pytest.raises(InputError) as caught:
+        decoder_of(given)
+    assert [problem.remedy for problem in caught.value.problems] == [
+        "did you mean 'hidden_size'?",
+        "did you mean 'num_hidden_layers'?",
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
