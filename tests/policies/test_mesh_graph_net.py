@@ -2,8 +2,8 @@
 
 Measured: NVIDIA/physicsnemo pull request 722, 15 processor layers in 15 checkpointed segments: with their inputs
 offloaded, 0.63 of the speed on a DGX A100 and 0.84 on a GH200. The mesh, the precision and whether the copies overlap
-are not stated, so only the direction is compared. Nothing is fitted. With 100,000 nodes in float32 it is 0.71 and 0.85
-if compute waits for the copies, and 0.87 and 0.93 if they overlap; with 20,000, 0.75 and 0.88, and 0.89 and 0.95.
+are not stated, so only the direction is compared. Nothing is fitted. With 100,000 nodes in float32 it is 0.67 and 0.84
+if compute waits for the copies, and 0.83 and 0.92 if they overlap; with 20,000, 0.67 and 0.84, and 0.84 and 0.93.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def plot_costs(sweep: Sweep, frame: pd.DataFrame, baselines: Sequence[str], path
 
 
 #: Headings of `cost_rows`.
-COST_HEADINGS = ("policy", "compared with", "largest cost", "free from")
+COST_HEADINGS = ("policy", "baseline", "largest cost", "free from")
 
 
 def cost_rows(curves: Sequence[CostCurve]) -> list[tuple[str, ...]]:
