@@ -133,7 +133,8 @@ POLICIES = (
     PolicyOption("offload (TRL)", "TRL activation_offloading=True", "offload_activations"),
     PolicyOption(
         "offload (torchtune)",
-        "torchtune enable_activation_offloading=True",
+        "torchtune.training.OffloadActivations() around forward and loss; torchtune's recipes offload only with "
+        "enable_activation_checkpointing",
         "offload_activations",
         {"saved_again": "offloaded"},
     ),
