@@ -19,7 +19,7 @@ from simgpu.analysis.plots import RunFigure
 
 _WIDTH_INCHES, _HEIGHT_INCHES, _BAR_INCHES = 9.0, 3.8, 0.32
 #: Height of a line of the legend, and the columns before its names wrap.
-_NAME_INCHES, _NAME_COLUMNS = 0.18, 40
+_NAME_INCHES, _NAME_COLUMNS = 0.18, 44
 #: Between rows of markers of failed points.
 _ROW_POINTS = 9
 _HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 5, "markeredgewidth": 1.2}
