@@ -5,6 +5,7 @@ torchvision's models need only its Python code; its compiled operators may be mi
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
@@ -44,11 +45,25 @@ def diffusers_package() -> Any:
 
 
 def _require(package: str) -> None:
-    """Declares the two operators that torchvision looks for when it is imported; the other packages import it, too."""
+    """Raises `MissingExtraError` without the package, and imports torchvision, which the others import if it exists."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(f"a model of {package}", package, "predict")
-    if not hasattr(torch.ops.torchvision, "nms"):
+    if importlib.util.find_spec("torchvision") is not None:
+        _import_torchvision()
+
+
+def _import_torchvision() -> None:
+    """Imports it as it is or, where it cannot load its compiled operators, after declaring the two that it looks for.
+
+    They are built for one version of PyTorch. Operators that are declared twice may end the process.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        if hasattr(torch.ops.torchvision, "nms"):
+            raise
         library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _LIBRARIES.append(library)
+        importlib.import_module("torchvision")
