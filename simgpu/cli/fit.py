@@ -21,10 +21,13 @@ from simgpu.cli.training_options import (
     autocast_option,
     dtype_option,
     float8_option,
+    four_bit_option,
+    lora_dtype_option,
     lora_option,
     lora_targets_option,
     sample_size_option,
     target_length_option,
+    tf32_option,
 )
 from simgpu.errors import InputError
 from simgpu.experiments.fit.entry import FitSettings, fit
@@ -65,9 +68,12 @@ _NARROWEST = 16
 @dtype_option
 @autocast_option
 @attention_option
+@tf32_option
 @float8_option
 @lora_option
 @lora_targets_option
+@lora_dtype_option
+@four_bit_option
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(
     "-o",

@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from simgpu.workloads.configured.options import AUTOCASTS, DTYPES, AttentionForm, Float8Form, LossForm, MasterForm
+from simgpu.workloads.configured.options import (
+    AUTOCASTS,
+    DTYPES,
+    AttentionForm,
+    Float8Form,
+    FourBitForm,
+    LossForm,
+    MasterForm,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,14 +33,20 @@ autocast_option = click.option(
 attention_option = click.option(
     "--attention",
     type=click.Choice([each.value for each in AttentionForm]),
-    help="Attention of a configuration: PyTorch's fused operator, or products and softmax. Default: sdpa; eager "
-    "for T5, which has no other.",
+    help="Attention of a configuration: PyTorch's fused operator, products and softmax, or the package flash-attn, "
+    "as transformers' attn_implementation; version 3 on Hopper. Default: sdpa; eager for T5, which has no other.",
 )
 float8_option = click.option(
     "--float8",
     type=click.Choice([each.value for each in Float8Form]),
     help="Run a decoder's linear layers but that of the logits in float8, as torchao's convert_to_float8_training; "
     "tensorwise-compiled: each under torch.compile. Default: none.",
+)
+tf32_option = click.option(
+    "--tf32",
+    is_flag=True,
+    default=None,
+    help="Run float32 products of a configuration in TF32, as torch.set_float32_matmul_precision('high') does.",
 )
 lora_option = click.option(
     "--lora",
@@ -46,6 +60,18 @@ lora_targets_option = click.option(
     callback=lambda _context, _option, value: value and tuple(value.split(",")),
     help="With --lora: linear layers, joined by commas, or all-linear. Default: q_proj,v_proj; "
     "q,v for T5; those of attention for DiT and U-Nets.",
+)
+lora_dtype_option = click.option(
+    "--lora-dtype",
+    type=click.Choice(DTYPES),
+    help="With --lora: number format of the adapters, that of the weights as in torchtune, or float32 as in peft. "
+    "Default: float32.",
+)
+four_bit_option = click.option(
+    "--four-bit",
+    type=click.Choice([each.value for each in FourBitForm]),
+    help="With --lora: a decoder's frozen linear layers but that of the logits in four bits, as bitsandbytes (QLoRA); "
+    "nf4-double: with double quantization. Default: none.",
 )
 
 target_length_option = click.option(
@@ -81,12 +107,20 @@ _OPTIONS = (
     dtype_option,
     autocast_option,
     attention_option,
+    tf32_option,
     float8_option,
     click.option(
         "--loss",
         type=click.Choice([each.value for each in LossForm]),
-        help="Loss of a configuration: all logits at once, in 8 chunks as torchtune, or fused with the output layer as "
-        "in Liger-Kernel. Default: eager.",
+        help="Loss of a configuration: all logits at once, in 8 chunks as torchtune, which may be compiled, or fused "
+        "with the output layer as in Liger-Kernel. Default: eager.",
+    ),
+    click.option(
+        "--optimizer-in-backward",
+        is_flag=True,
+        default=None,
+        help="Update each weight of a configuration in backward, and free its gradient, as torchtune's "
+        "optimizer_in_bwd.",
     ),
     click.option(
         "--grad-scaler",
@@ -108,4 +142,6 @@ _OPTIONS = (
     ),
     lora_option,
     lora_targets_option,
+    lora_dtype_option,
+    four_bit_option,
 )

@@ -18,7 +18,7 @@ module paths, so modules follow from the tags. `default_sections` chooses among 
 * A last section that no kernel with weights follows is left out, because it would run again at once.
 
 If the trace has weights, only blocks computed from a weight count as activations: a mask that all transformer blocks
-read does not.
+read does not, nor does a weight's copy in another number format, which autocast keeps for later uses.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from simgpu.trace.model import BlockKind, Phase
 
 #: Prefix of the names of sections that are not modules; their number follows.
 NUMBERED = "section "
+#: Operators that convert a tensor to another number format.
+_CASTS = ("_to_copy", "aten::_to_copy")
 
 
 class Sections(NamedTuple):
@@ -166,13 +168,17 @@ def activations(graph: TaskGraph) -> frozenset[int]:
     >>> sorted(graph.blocks[b].id for b in activations(graph))
     ['x2', 'x3']
     """
-    weights = _weights(graph)
+    weights = set(_weights(graph))
+    known = bool(weights)
     flows: set[int] = set()
     for k, kernel in enumerate(graph.kernels):
-        if kernel.phase is Phase.FORWARD and (
-            not weights or any(b in weights or b in flows for b in (*graph.reads[k], *graph.writes[k]))
-        ):
-            flows.update(b for b in graph.writes[k] if not graph.blocks[b].persistent)
+        if kernel.phase is not Phase.FORWARD:
+            continue
+        written = [b for b in graph.writes[k] if not graph.blocks[b].persistent]
+        if kernel.op in _CASTS and weights.issuperset(graph.reads[k]):
+            weights.update(written)
+        elif not known or any(b in weights or b in flows for b in (*graph.reads[k], *graph.writes[k])):
+            flows.update(written)
     return frozenset(flows)
 
 

@@ -67,9 +67,10 @@ def test_if_nothing_fits_the_exit_code_is_3_and_verdicts_of_long_options_are_sho
     _, _, table = done.stdout.partition("\noption ")
     rows, _, _ = table.partition("\n\n")
     assert rows.count("OOM") >= 16
-    assert rows.count("OOM, other training") == 3
+    assert rows.count("OOM, other training") == 4
     assert all(
-        line.startswith(("as it is", "+ ", "  ", "AdamW", "LoRA", "plain SGD")) for line in rows.splitlines()[1:]
+        line.startswith(("as it is", "+ ", "  ", "AdamW", "LoRA", "QLoRA", "plain SGD"))
+        for line in rows.splitlines()[1:]
     )
     assert any(line.startswith("  ") for line in rows.splitlines())
 

@@ -20,12 +20,16 @@ from torch.utils.checkpoint import checkpoint
 
 from simgpu.cli import main
 from simgpu.errors import InputError
+from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder import BUILT_IN_MODELS, BUILT_IN_OPTIMIZERS, record
+from simgpu.recorder.modelled.pricing import priced_as_set
 from simgpu.recorder.modelled.session import ModelledSession
+from simgpu.recorder.workload import Workload
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Block, BlockKind, Kernel, Origin, SavedTensor, Trace
+from simgpu.workloads.timemodel.model import Tf32, TimeModel, time_model
 from simgpu.workloads.timemodel.operation import Operation
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, summed
@@ -356,3 +360,30 @@ def test_recording_without_a_device_has_no_side_effects() -> None:
     assert kernels(after, "bernoulli_") and not kernels(after, "native_dropout")
     assert torch.backends.mkldnn.enabled
     assert plain_sgd([torch.ones(1, requires_grad=True)]).param_groups[0]["foreach"] is None
+
+
+def test_products_run_in_tf32_where_pytorch_is_set_so() -> None:
+    gpu = load_node("a100").gpu
+
+    def product(set_to: str) -> Any:
+        def workload() -> Workload:
+            torch.set_float32_matmul_precision(set_to)  # as a model's own module does
+            return Workload(nn.Linear(2048, 2048, bias=False), torch.zeros(4096, 2048), (), lambda output: output.sum())
+
+        return workload
+
+    try:
+        times = [
+            [
+                kernel.duration_ns
+                for kernel in record(product(each), batch=4096, gpu="a100").kernels
+                if "mm" in kernel.op
+            ]
+            for each in ("highest", "high")
+        ]
+        prices = priced_as_set(gpu)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert all(fast < slow for slow, fast in zip(*times, strict=True)) and times[0]
+    assert isinstance(prices, TimeModel) and prices.tf32 is Tf32.ALL
+    assert priced_as_set(gpu) == time_model(gpu)

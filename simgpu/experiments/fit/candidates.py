@@ -168,6 +168,13 @@ CHANGES = (
         {"lora": 16, "lora_targets": ("all-linear",)},
         {"lora": None},
     ),
+    BuildOption(
+        "QLoRA of rank 16",
+        'peft LoraConfig(r=16, target_modules="all-linear") with Transformers BitsAndBytesConfig(load_in_4bit=True, '
+        'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)',
+        {"lora": 16, "lora_targets": ("all-linear",), "four_bit": "nf4-double"},
+        {"lora": None},
+    ),
     BuildOption("plain SGD", "torch.optim.SGD, without momentum", {"optimizer": "plain-sgd"}),
 )
 

@@ -89,6 +89,8 @@ class ConfiguredWorkload:
             usual["attention"] = options_of(model, {}).attention
         if isinstance(model, Decoder) and has_fused_loss(model) and given.get("autocast") is None:
             usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
+        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32":
+            usual["four_bit"] = None  # what is packed is made in half precision
         return cls(model, model.name, {**usual, **given}, sizes=sizes)
 
     @property

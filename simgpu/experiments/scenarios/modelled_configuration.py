@@ -62,14 +62,19 @@ class ModelledConfiguration(FileModel):
     autocast: Literal["bfloat16", "float16"] | None = Field(
         default=None, description="lower precision of torch.autocast for forward and loss; none by default"
     )
-    attention: Literal["sdpa", "eager"] | None = Field(
-        default=None, description="PyTorch's fused operator, or products; by default sdpa, and eager for T5"
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] | None = Field(
+        default=None,
+        description="PyTorch's fused operator, products, or the package flash-attn; by default sdpa, and eager for T5",
     )
+    tf32: bool = Field(default=False, description="float32 products in TF32")
     float8: Literal["tensorwise", "tensorwise-compiled"] | None = Field(
         default=None, description="linear layers of a decoder in float8, as torchao's recipe; none by default"
     )
-    loss: Literal["eager", "chunked", "fused"] = Field(
+    loss: Literal["eager", "chunked", "chunked-compiled", "fused"] = Field(
         default="eager", description="all logits at once, in 8 chunks (torchtune), or fused with the output layer"
+    )
+    optimizer_in_backward: bool = Field(
+        default=False, description="each weight is updated in backward, and its gradient freed, as torchtune does"
     )
     grad_scaler: bool = Field(default=False, description="torch.amp.GradScaler, with autocast to float16")
     master_weights: Literal["copied", "main-grad"] | None = Field(
@@ -78,7 +83,16 @@ class ModelledConfiguration(FileModel):
     micro_batches: int = Field(default=1, ge=1, description="equal parts of the batch before one optimizer step")
     lora: int | None = Field(default=None, ge=1, description="rank of LoRA's adapters, which alone are trained")
     lora_targets: tuple[str, ...] | None = Field(
-        default=None, description="with lora: linear layers that are adapted, or [all-linear]; default the family's"
+        default=None,
+        strict=False,
+        description="with lora: linear layers that are adapted, or [all-linear]; default the family's",
+    )
+    lora_dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
+        default=None,
+        description="with lora: number format of the adapters, float32 or that of weights; default float32",
+    )
+    four_bit: Literal["nf4", "nf4-double"] | None = Field(
+        default=None, description="with lora: frozen linear layers of a decoder in four bits, as bitsandbytes; QLoRA"
     )
     optimizer: Literal["sgd", "plain-sgd", "adam", "adamw", "adamw-fused", "adamw-8bit"] = Field(
         default="adamw", description="optimizer of the weights"

@@ -22,6 +22,7 @@ import torch
 
 from simgpu.recorder.allocation_log import Hidden, Life
 from simgpu.recorder.modelled.operations import PRODUCTS, arguments, tensor_bytes, work_of
+from simgpu.recorder.modelled.pricing import allows_tf32
 from simgpu.recorder.modelled.temporaries import has_temporaries, temporaries
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
@@ -95,16 +96,8 @@ class CudaOperators:
 
     def _on_tensor_cores(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
         if x.dtype is torch.float32:
-            allowed = _allows_tf32() and self._architecture in TF32
+            allowed = allows_tf32(torch.backends.cudnn, "conv") and self._architecture in TF32
         else:
             allowed = x.dtype in (torch.float16, torch.bfloat16) and self._architecture in _HALF
         step = _ALIGNMENT // x.element_size()
         return bool(allowed and weight.shape[1] % step == 0 and weight.shape[0] % step == 0)
-
-
-def _allows_tf32() -> bool:
-    """Whether float32 convolutions may be computed as TF32; recent versions of PyTorch have a precision instead."""
-    precision = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
-    if precision in ("ieee", "tf32"):
-        return bool(precision == "tf32")
-    return bool(torch.backends.cudnn.allow_tf32)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simgpu.errors import InputError
@@ -13,7 +14,7 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.model import Tf32, time_model
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
@@ -65,10 +66,29 @@ def all_algorithms(gpu: Prices, kernels: Sequence[KernelNote], calls: Sequence[O
     return [each for kernel in kernels for each in algorithms(gpu, kernel.call, calls[kernel.call].operations)]
 
 
+def priced_as_set(gpu: GpuSpec) -> Prices:
+    """The time model of a GPU, with TF32 where PyTorch's settings allow it now (`torch.set_float32_matmul_precision`).
+
+    If products may run in TF32, convolutions are taken to, which is PyTorch's default. Raises `InputError` as
+    `time_model` does.
+    """
+    usual = Tf32.CONVOLUTIONS if allows_tf32(torch.backends.cudnn, "conv") else Tf32.NONE
+    return time_model(gpu, tf32=Tf32.ALL if allows_tf32(torch.backends.cuda, "matmul") else usual)
+
+
+def allows_tf32(backend: Any, operator: str) -> bool:
+    """Whether a backend's float32 operators may run in TF32; recent versions of PyTorch have a precision instead."""
+    of_operator = getattr(backend, operator, None)
+    precision = getattr(of_operator, "fp32_precision", None)
+    if precision in ("ieee", "tf32"):
+        return bool(precision == "tf32")
+    return bool(getattr(of_operator if hasattr(of_operator, "allow_tf32") else backend, "allow_tf32", False))
+
+
 def prices_of(gpu: GpuSpec) -> tuple[Prices | None, InputError | None]:
     """Returns the time model of a GPU, or why there is none."""
     try:
-        return time_model(gpu), None
+        return priced_as_set(gpu), None
     except InputError as error:
         return None, error
 

@@ -27,7 +27,7 @@ from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import CudaOperators
 from simgpu.recorder.modelled.notes import assumed_loss, assumed_values, modelling_notes, uncounted_memory
-from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, prices_of
+from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, priced_as_set, prices_of
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
 from simgpu.recorder.saved import note_saved
@@ -46,7 +46,6 @@ from simgpu.recorder.watching import enter_persistent
 from simgpu.recorder.workload import Workload, find_factory, make_workload
 from simgpu.trace.model import Origin, Trace, TraceInfo
 from simgpu.trace.requests import MemoryRequests
-from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.prices import Prices
 
 #: Device of the fake tensors: every build of PyTorch can create fake CPU tensors.
@@ -57,7 +56,7 @@ _CPU = torch.device("cpu")
 class ModelledSession:
     """The arguments of `record` for a modelled iteration.
 
-    time_model: returns the `Prices` of a GPU; `simgpu.workloads.timemodel.model.time_model` except in tests.
+    time_model: returns the `Prices` of a GPU; `simgpu.recorder.modelled.pricing.priced_as_set` except in tests.
     as_on_gpu: whether operators have the form they have on a GPU (`gpu_forms`), or that on a CPU.
     around: a context for the model.
     """
@@ -68,7 +67,7 @@ class ModelledSession:
     gpu: GpuSpec
     date: str
     progress: Callable[[str], None]
-    time_model: Callable[[GpuSpec], Prices] = time_model
+    time_model: Callable[[GpuSpec], Prices] = priced_as_set
     as_on_gpu: bool = True
     hold_output: bool = False
     grad_scaler: bool = False
@@ -83,9 +82,9 @@ class ModelledSession:
 
     def run(self) -> Trace:
         """Runs the model on fake tensors and returns the trace."""
-        prices = self.time_model(self.gpu)
         with ExitStack() as stack:
             mode, workload, autocasts = self._prepared(stack)
+            prices = self.time_model(self.gpu)  # as the model's own module sets PyTorch
             optimizer = self._optimizer(stack, mode, workload.module)
             self._warm_up(workload, optimizer)
             self.progress(f"tracing {self.name}")

@@ -17,10 +17,12 @@ OF_LOGITS = frozenset(("lm_head", "embed_out"))
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """What is adapted. rank: of the product of both layers. targets: names of linear layers, or `ALL_LINEAR`."""
+    """What is adapted. rank: of the product of both layers. targets: names of linear layers, or `ALL_LINEAR`. dtype:
+    number format of the adapters."""
 
     rank: int
     targets: tuple[str, ...]
+    dtype: str = "float32"
 
     def adapts(self, name: str) -> bool:
         """Whether the linear layer of this name is adapted.
@@ -33,22 +35,22 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Both layers, (rank, inputs) and (outputs, rank), in float32 next to a half-precision layer.
+    """Both layers, (rank, inputs) and (outputs, rank), in float32 or the frozen layer's format.
 
-    peft converts them so (``autocast_adapter_dtype``), so the input of each adapted layer is converted and saved, and
-    the sum is converted to the format of the frozen layer's result.
+    peft converts them to float32 next to a half-precision layer (``autocast_adapter_dtype``), so the input of each
+    adapted layer is converted and saved, and the sum is converted to the format of the frozen layer's result.
     """
 
     first: Tensor
     second: Tensor
 
     @classmethod
-    def create(cls, session: Session, rank: int, inputs: int, outputs: int) -> Adapter:
+    def create(cls, session: Session, lora: Lora, inputs: int, outputs: int) -> Adapter:
         """Creates the weights in the current layer."""
         with session.layer("lora_A.default"):
-            first = session.weight("weight", (rank, inputs), "float32")
+            first = session.weight("weight", (lora.rank, inputs), lora.dtype)
         with session.layer("lora_B.default"):
-            return cls(first, session.weight("weight", (outputs, rank), "float32"))
+            return cls(first, session.weight("weight", (outputs, lora.rank), lora.dtype))
 
     def __call__(self, session: Session, x: Tensor, result: Tensor) -> Tensor:
         """The frozen layer's result for x, with the change that the adapter learned."""

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
-from simgpu.workloads.configured.parts import Build, LayerNorm, Linear, activated, attended, heads_of, token_positions
+from simgpu.workloads.configured.parts import (
+    Build,
+    LayerNorm,
+    Linear,
+    activated,
+    attended,
+    heads_of,
+    joined_heads,
+    token_positions,
+)
 from simgpu.workloads.configured.places import Places
-from simgpu.workloads.eager.pointwise import add, dropout
-from simgpu.workloads.eager.products import embedding, transposed_linear
+from simgpu.workloads.eager.normalization import softmax
+from simgpu.workloads.eager.pointwise import add, cast, divided, dropout, masked, widened
+from simgpu.workloads.eager.products import batched_product, embedding, transposed_linear
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.views import split
+from simgpu.workloads.eager.views import split, transpose
 
 
 class Gpt2Model:
@@ -71,12 +81,27 @@ class _Conv1D:
             return transposed_linear(self.build.session, x, self.weight, self.bias)
 
 
-def _create_masks(build: Build) -> None:
+def _create_mask(build: Build) -> Tensor:
     """Each layer keeps a causal mask of all positions, which fused attention does not read."""
     session, positions = build.session, build.decoder.positions
     path = session.tape.layer
-    session.constant(f"{path}.bias", (1, 1, positions, positions), "bool", BlockKind.OTHER)
+    mask = session.constant(f"{path}.bias", (1, 1, positions, positions), "bool", BlockKind.OTHER)
     session.constant(f"{path}.masked_bias", (), build.dtype, BlockKind.OTHER)
+    return mask
+
+
+def _eager(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """``eager_attention_forward`` of modeling_gpt2.py: scores divided by a number on the GPU, masked by a choice."""
+    session = build.session
+    scores = batched_product(session, query, transpose(session, key, 2, 3))
+    (root,) = session.run("full", (), (((), scores.dtype),))
+    scores = divided(session, scores, root)
+    (least,) = session.run("full", (), (((), scores.dtype),))
+    part = mask.seen((1, 1, *scores.shape[2:]), mask.strides)
+    scores = masked(session, part, scores, least)
+    weights = cast(session, softmax(session, widened(session, scores)), value.dtype)
+    weights = dropout(session, weights, build.decoder.attention_dropout)
+    return batched_product(session, weights, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +110,7 @@ class _Layer:
     name: str
     norms: tuple[LayerNorm, LayerNorm]
     attention: tuple[_Conv1D, _Conv1D]
+    mask: Tensor
     inner: tuple[_Conv1D, _Conv1D]
 
     @classmethod
@@ -93,7 +119,7 @@ class _Layer:
         with build.session.layer(name):
             first = LayerNorm.create(build, "ln_1", width)
             with build.session.layer("attn"):
-                _create_masks(build)
+                mask = _create_mask(build)
                 attention = (
                     _Conv1D.create(build, "c_attn", width, 3 * width),
                     _Conv1D.create(build, "c_proj", width, width),
@@ -101,7 +127,7 @@ class _Layer:
             second = LayerNorm.create(build, "ln_2", width)
             with build.session.layer("mlp"):
                 parts = _Conv1D.create(build, "c_fc", width, inner), _Conv1D.create(build, "c_proj", inner, width)
-        return cls(build, name, (first, second), attention, parts)
+        return cls(build, name, (first, second), attention, mask, parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
@@ -116,7 +142,10 @@ class _Layer:
         with session.layer("attn"):
             parts = split(session, joint(x), [decoder.width] * 3)
             query, key, value = (heads_of(session, part, decoder.head_width) for part in parts)
-            result = output(attended(self.build, query, key, value, Places()))
+            if self.build.fused is None:
+                result = output(joined_heads(session, _eager(self.build, query, key, value, self.mask)))
+            else:
+                result = output(attended(self.build, query, key, value, Places()))
             with session.layer("resid_dropout"):
                 return dropout(session, result, decoder.dropout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.trace.model import Phase
@@ -10,7 +10,7 @@ from simgpu.workloads.configured.adapters import ALL_LINEAR, Lora
 from simgpu.workloads.configured.loss_scaler import LossScaler
 from simgpu.workloads.configured.master_weights import Masters
 from simgpu.workloads.configured.options import MasterForm, TrainingOptions
-from simgpu.workloads.eager.engine import run_backward
+from simgpu.workloads.eager.engine import Hook, run_backward
 from simgpu.workloads.eager.pointwise import scale
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
@@ -34,6 +34,7 @@ def train(session: Session, options: TrainingOptions, forward: Callable[[], tupl
     gradients: dict[TapeBlock, Tensor] = {}
     if masters is not None and options.master_weights == MasterForm.MAIN_GRAD:
         gradients = masters.main_gradients()
+    hook = _updating(session, optimizer, states) if options.optimizer_in_backward else None
     held: tuple[Tensor, ...] = ()
     for _ in range(options.micro_batches):
         tape.phase, tape.layer = Phase.FORWARD, None  # backward leaves the layer of its last kernel
@@ -42,18 +43,33 @@ def train(session: Session, options: TrainingOptions, forward: Callable[[], tupl
         held = results
         part = _part(session, held[0], options.micro_batches)
         root = part if scaler is None else scaler.scaled(part)
-        run_backward(session, root, gradients)
+        run_backward(session, root, gradients, hook)
         session.keep((root,))
     found = None if scaler is None else scaler.unscale(gradients)
     if masters is not None:
         masters.update(gradients)
-    else:
+    elif hook is None:
         of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
         step.update(tape, optimizer, weights, of_weights, states)
     if scaler is not None and found is not None:
         scaler.update(found, gradients)
     for each in held:
         each.block.release = None
+
+
+def _updating(session: Session, optimizer: Optimizer, states: Sequence[Mapping[str, Value]]) -> Hook:
+    """Updates each weight with an optimizer of its own as soon as its gradient is complete, which is then freed, as
+    torchtune's ``optimizer_in_bwd`` does (``register_optim_in_bwd_hooks`` of training/memory.py, 0.7)."""
+    tape = session.tape
+    state_of = {weight.block: state for weight, state in zip(session.weights, states, strict=True)}
+
+    def hook(weight: Tensor, grad: Tensor) -> None:
+        before = tape.phase, tape.layer
+        own, of_own = Value(weight.block, weight.shape), Value(grad.block, weight.shape)
+        step.update(tape, optimizer, [own], {own.block: of_own}, [state_of[own.block]])
+        tape.phase, tape.layer = before
+
+    return hook
 
 
 def _part(session: Session, loss: Tensor, micro_batches: int) -> Tensor:

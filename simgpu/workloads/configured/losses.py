@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from simgpu.workloads.configured.options import CHUNKS, LossForm, TrainingOptions
+from simgpu.workloads.configured.options import CHUNKS, IN_CHUNKS, LossForm, TrainingOptions
 from simgpu.workloads.configured.parts import Linear
-from simgpu.workloads.eager.linear_loss import fused_linear_loss
+from simgpu.workloads.eager.linear_loss import compiled_loss, fused_linear_loss
 from simgpu.workloads.eager.normalization import likelihood_loss, next_token_loss, shifted_labels, softmax
 from simgpu.workloads.eager.pointwise import add_in_place, cast, elementwise, scale
 from simgpu.workloads.eager.routing import selected_rows
@@ -43,12 +43,13 @@ def _eager(session: Session, model: LossModel, tokens: Tensor, labels: Tensor, _
 
 
 def _chunked(
-    session: Session, model: LossModel, tokens: Tensor, labels: Tensor, _: TrainingOptions
+    session: Session, model: LossModel, tokens: Tensor, labels: Tensor, options: TrainingOptions
 ) -> Sequence[Tensor]:
-    """``LinearCrossEntropyLoss`` of torchtune 0.7 (``modules/loss/cross_entropy_loss.py``), not compiled.
+    """``LinearCrossEntropyLoss`` of torchtune 0.7 (``modules/loss/cross_entropy_loss.py``).
 
     The labels come shifted from the data set, which marks the last one of each sample as ignored; the rows of these are
-    left out before the output layer. Of each chunk's logits, autograd saves the logarithms in float32.
+    left out before the output layer. Of each chunk's logits, autograd saves the logarithms in float32; where each chunk
+    is compiled (``apply_compile_strategy``), the logits themselves.
     """
     hidden = model.hidden(tokens)
     width, rows = hidden.shape[-1], labels.shape[0] * (labels.shape[1] - 1)
@@ -63,9 +64,12 @@ def _chunked(
     for part, target in parts:
         logits = model.logits(part)
         with session.layer("loss"):
-            scores = cast(session, logits, "float32")
-            loss = likelihood_loss(session, softmax(session, scores, "_log_softmax"), target)
-            session.keep((logits, scores))
+            if options.loss == LossForm.CHUNKED_COMPILED:
+                loss = compiled_loss(session, logits, target)
+            else:
+                scores = cast(session, logits, "float32")
+                loss = likelihood_loss(session, softmax(session, scores, "_log_softmax"), target)
+                session.keep((logits, scores))
             total = add_in_place(session, total, loss)
     with session.layer("loss"):
         loss = scale(session, total, "div")
@@ -95,5 +99,5 @@ def _fused(
 
 _Form = Callable[[Session, LossModel, Tensor, Tensor, TrainingOptions], Sequence[Tensor]]
 LOSSES: Mapping[LossForm, _Form] = MappingProxyType(
-    {LossForm.EAGER: _eager, LossForm.CHUNKED: _chunked, LossForm.FUSED: _fused}
+    {LossForm.EAGER: _eager, **dict.fromkeys(IN_CHUNKS, _chunked), LossForm.FUSED: _fused}
 )

@@ -20,9 +20,11 @@ from simgpu.workloads.configured.losses import LOSSES, LossModel
 from simgpu.workloads.configured.neox import NeoxModel
 from simgpu.workloads.configured.options import (
     CHUNKS,
+    IN_CHUNKS,
     OF_PACKAGE,
     AttentionForm,
     Float8Form,
+    FourBitForm,
     LossForm,
     TrainingOptions,
     size_problems,
@@ -33,6 +35,7 @@ from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.traced import trace_of_session
 from simgpu.workloads.timemodel.formats import model_notes
+from simgpu.workloads.timemodel.model import Tf32, time_model
 
 _DEFAULT = TrainingOptions()
 _MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
@@ -118,7 +121,13 @@ class TraceOf:
 
 
 def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptions) -> ModelledIteration:
-    """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it."""
+    """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it, and for TF32 on a
+    GPU without it."""
+    tf32 = Tf32.ALL if options.tf32 else Tf32.CONVOLUTIONS
+    if options.tf32 and not (gpu.tensor_rate is not None and time_model(gpu).architecture.tf32):
+        what = f"{gpu.name} has no matrix units for TF32, which came with Ampere, or their rate is not stated"
+        remedy = "give a GPU such as a100-80gb, rtx4090 or h100, or leave it out"
+        raise InputError.single("", "tf32", what, remedy)
     products = options.products
     info = TraceInfo(
         model=of.model,
@@ -131,7 +140,7 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
         output=OutputLife.HELD,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    trace = trace_of_session(session, gpu, info, options.flash)
+    trace = trace_of_session(session, time_model(gpu, tf32=tf32, flash=options.flash), info)
     if trace is None:
         what = f"{of.sizes} need more bytes or operations than a trace can hold"
         raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
@@ -139,10 +148,11 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
 
 
 def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
-    """fused: the operator for attention; None for eager attention, which GPT-2 does not have here."""
+    """fused: the operator for attention; None for eager attention."""
     session = Session()
     lora = options.adapters(decoder.family)
     float8 = None if options.float8 is None else Float8Form(options.float8)
+    four_bit = None if options.four_bit is None else FourBitForm(options.four_bit)
     build = Build(
         session=session,
         decoder=decoder,
@@ -151,6 +161,7 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
         of_package=options.attention in OF_PACKAGE,
         lora=lora,
         float8=float8,
+        four_bit=four_bit,
     )
     model = _MODELS.get(decoder.family, LlamaModel)(build)
     check_targets(lora, build.linear)
@@ -184,7 +195,7 @@ def _problems(
         what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
         problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))
     valid = batch * (length - 1) // max(1, options.micro_batches)
-    if options.loss == LossForm.CHUNKED and valid < CHUNKS:
+    if options.loss in IN_CHUNKS and valid < CHUNKS:
         what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
         problems.append(Problem("", "length", what, "give a larger batch or length, or the loss eager"))
     if not problems and options.attention != AttentionForm.EAGER:

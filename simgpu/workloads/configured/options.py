@@ -46,6 +46,7 @@ class LossForm(StrEnum):
 
     EAGER = "eager"  # all logits at once, as transformers does
     CHUNKED = "chunked"  # torchtune's LinearCrossEntropyLoss
+    CHUNKED_COMPILED = "chunked-compiled"  # the same with each chunk compiled, as with torchtune's compile=True
     FUSED = "fused"  # Liger-Kernel's fused linear cross-entropy
 
 
@@ -63,9 +64,19 @@ class Float8Form(StrEnum):
     TENSORWISE_COMPILED = "tensorwise-compiled"  # the same, each layer compiled
 
 
+class FourBitForm(StrEnum):
+    """Ways to store frozen linear layers in four bits, as bitsandbytes does."""
+
+    NF4 = "nf4"  # with scales in float32
+    NF4_DOUBLE = "nf4-double"  # with scales in 8 bits (bnb_4bit_use_double_quant)
+
+
 #: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
 CHUNKS = 8
+#: Forms that compute the logits in chunks.
+IN_CHUNKS = (LossForm.CHUNKED, LossForm.CHUNKED_COMPILED)
 _LOSSES = {
+    LossForm.CHUNKED_COMPILED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, each compiled",
     LossForm.CHUNKED: f"loss in {CHUNKS} chunks as torchtune's LinearCrossEntropyLoss, not compiled",
     LossForm.FUSED: "loss fused with the output layer as in Liger-Kernel",
 }
@@ -106,11 +117,18 @@ class TrainingOptions:
     optimizer: a value of `simgpu.workloads.lowering.optimizer.Optimizer`.
     master_weights: a value of `MasterForm`, for float32 copies of bfloat16 weights; None for none.
     float8: a value of `Float8Form`, for linear layers that convert their factors to float8; None for none.
+    optimizer_in_backward: whether each weight is updated as soon as backward has its gradient, which is then freed.
     grad_scaler: whether the loss is scaled and gradients are divided by the scale, as float16 needs.
     micro_batches: equal parts of the batch, each of which runs forward and backward before the one optimizer step.
     lora: rank of LoRA's adapters, which alone are trained; None to train all weights.
     lora_targets: names of the linear layers that are adapted, or "all-linear" for all but that of the logits; by
         default `DEFAULT_TARGETS` of the family, or q_proj and v_proj.
+    lora_dtype: number format of the adapters, float32 or that of the weights. By default float32, as peft converts
+        them (``autocast_adapter_dtype``); torchtune's have that of the weights.
+    four_bit: a value of `FourBitForm`, for the frozen linear layers but that of the logits next to LoRA's adapters
+        (QLoRA); None for layers in the format of the weights.
+    tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
+        Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -123,10 +141,14 @@ class TrainingOptions:
     optimizer: str = "adamw"
     master_weights: str | None = None
     float8: str | None = None
+    optimizer_in_backward: bool = False
     grad_scaler: bool = False
     micro_batches: int = 1
     lora: int | None = None
     lora_targets: tuple[str, ...] | None = None
+    lora_dtype: str | None = None
+    four_bit: str | None = None
+    tf32: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -151,7 +173,8 @@ class TrainingOptions:
         """
         if self.lora is None:
             return None
-        return Lora(self.lora, self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj")))
+        targets = self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj"))
+        return Lora(self.lora, targets, self.lora_dtype or "float32")
 
     def problems(self, family: str, batch: int) -> list[Problem]:
         """What is wrong with the values, and what a model of this family or this batch does not support."""
@@ -164,13 +187,13 @@ class TrainingOptions:
                 ("loss", self.loss, [str(each) for each in LossForm]),
                 ("master_weights", self.master_weights, [str(each) for each in MasterForm]),
                 ("float8", self.float8, [str(each) for each in Float8Form]),
+                ("four_bit", self.four_bit, [str(each) for each in FourBitForm]),
                 ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
             )
             if value is not None and value not in known
         ]
-        if self.attention == AttentionForm.EAGER and family == "gpt2":
-            problems.append(Problem("", "attention", "eager attention of GPT-2 is not modelled", "give sdpa"))
         problems += self._problems_of_scaler()
+        problems += self._problems_of_updates()
         if self.master_weights is not None and (self.dtype != "bfloat16" or self.lora is not None):
             trained = "LoRA's adapters" if self.lora is not None else f"weights of {self.dtype}"
             what = f"float32 copies of {trained} are not modelled"
@@ -179,10 +202,31 @@ class TrainingOptions:
             problems.append(Problem("", "lora", f"{self.lora} is not a rank", "give at least 1"))
         if self.lora is not None and family == "gpt2":
             problems.append(Problem("", "lora", "LoRA of GPT-2's Conv1D layers is not modelled", "leave it out"))
+        if self.lora_dtype not in (None, "float32", self.dtype):
+            what = f"adapters of {self.lora_dtype} next to weights of {self.dtype} are not modelled"
+            problems.append(Problem("", "lora_dtype", what, f"give float32 or {self.dtype}"))
+        if self.lora_dtype is not None and self.lora is None:
+            what = "is the number format of LoRA's adapters, and LoRA is off"
+            problems.append(Problem("", "lora_dtype", what, "give the rank of LoRA, or leave it out"))
+        if self.four_bit is not None and (self.lora is None or self.dtype == "float32"):
+            what = "stores frozen layers next to LoRA's adapters, and makes them in half precision for each product"
+            problems.append(Problem("", "four_bit", what, "give the rank of LoRA and dtype bfloat16, or leave it out"))
         if self.micro_batches < 1 or batch % self.micro_batches:
             what = f"a batch of {batch} cannot be split into {self.micro_batches} equal micro-batches"
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))
         return problems
+
+    def _problems_of_updates(self) -> Iterator[Problem]:
+        """What updates within backward do not support."""
+        others = (
+            ("micro_batches", "needs the whole gradient, which several micro-batches add up", self.micro_batches > 1),
+            ("grad_scaler", "comes before gradients are unscaled", self.grad_scaler),
+            ("master_weights", "with float32 copies of the weights is not modelled", self.master_weights),
+        )
+        for name, why, given in others:
+            if self.optimizer_in_backward and given:
+                remedy = f"leave out {name}, or update after backward"
+                yield Problem("", "optimizer_in_backward", why, remedy)
 
     def _problems_of_scaler(self) -> Iterator[Problem]:
         """What scaling gradients does not support."""
@@ -200,7 +244,10 @@ class TrainingOptions:
             yield Problem("", "loss", what, "give eager or chunked")
         elif self.loss == LossForm.FUSED and self.autocast is not None:
             yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
-        if self.loss == LossForm.CHUNKED and decoder.capped_logits:
+        if self.loss == LossForm.CHUNKED_COMPILED and self.autocast is not None:
+            what = "the compiled loss under autocast is not modelled"
+            yield Problem("", "loss", what, "give chunked, or no autocast")
+        if self.loss in IN_CHUNKS and decoder.capped_logits:
             what = f"the chunked loss with the limited logits of {decoder.family} is not modelled"
             yield Problem("", "loss", what, "give eager or fused")
 
@@ -229,6 +276,7 @@ class TrainingOptions:
             ("loss", f"the {self.loss} loss", self.loss != LossForm.EAGER),
             ("master_weights", "training with float32 copies of the weights", self.master_weights),
             ("float8", "float8", self.float8),
+            ("four_bit", "weights in four bits", self.four_bit),
             ("grad_scaler", "scaling of gradients", self.grad_scaler),
         )
         return [
@@ -260,6 +308,8 @@ class TrainingOptions:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
+        if self.tf32:
+            parts.append("float32 products in TF32")
         if self.float8 is not None:
             parts.append(_FLOAT8[Float8Form(self.float8)])
         if self.grad_scaler:
@@ -268,10 +318,13 @@ class TrainingOptions:
             parts.append(_MASTERS[MasterForm(self.master_weights)])
         if (lora := self.adapters(family)) is not None:
             targets = ", ".join(lora.targets)
-            parts.append(f"LoRA of rank {lora.rank} on {targets}, in float32 and without dropout, all else frozen")
+            parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and without dropout, all else frozen")
+        if self.four_bit is not None:
+            parts.append(f"linear layers but that of the logits in four bits ({self.four_bit}) as bitsandbytes 0.43")
         if self.micro_batches > 1:
             parts.append(f"gradients accumulated over {self.micro_batches} micro-batches")
-        return f"{', '.join(parts)}, updated by {UPDATES[Optimizer(self.optimizer)]}"
+        when = ", each weight in backward" if self.optimizer_in_backward else ""
+        return f"{', '.join(parts)}, updated by {UPDATES[Optimizer(self.optimizer)]}{when}"
 
 
 def size_problems(least: int = 1, **sizes: int) -> list[Problem]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.adapters import OF_LOGITS, Adapter, Lora
 from simgpu.workloads.configured.decoder import Decoder
-from simgpu.workloads.configured.options import Float8Form
+from simgpu.workloads.configured.options import Float8Form, FourBitForm
 from simgpu.workloads.configured.package_attention import package_attended
 from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.float8 import float8_linear
+from simgpu.workloads.eager.four_bit import FourBitWeight, four_bit_linear
 from simgpu.workloads.eager.normalization import layer_norm, softmax
 from simgpu.workloads.eager.pointwise import (
     activation,
@@ -20,6 +21,7 @@ from simgpu.workloads.eager.pointwise import (
     add_number,
     cast,
     cat,
+    clone,
     dropout,
     elementwise,
     mean,
@@ -46,7 +48,8 @@ class Weights:
     """What creates the weights of one model.
 
     dtype: of the weights and, without autocast, of what is computed from them.
-    lora: None to train all weights. float8: how linear layers multiply float8; None for none of them.
+    lora: None to train all weights. float8: how linear layers multiply float8; None for none of them. four_bit: how the
+    frozen linear layers are stored in four bits; None for none of them.
     linear, in_float8: names of the linear layers, and of those that multiply float8, as they are created.
     """
 
@@ -56,10 +59,19 @@ class Weights:
     linear: set[str] = field(default_factory=set)
     float8: Float8Form | None = None
     in_float8: set[str] = field(default_factory=set)
+    four_bit: FourBitForm | None = None
 
     def weight(self, name: str, *shape: int) -> Tensor:
         """A weight of the current layer."""
         return self.session.weight(name, shape, self.dtype, trained=self.lora is None)
+
+    def packed(self, *shape: int) -> FourBitWeight | None:
+        """A matrix of the current layer in four bits; None without these."""
+        if self.four_bit is None:
+            return None
+        rows, width = shape
+        nested = self.four_bit == FourBitForm.NF4_DOUBLE
+        return FourBitWeight.create(self.session, (rows, width), self.dtype, nested=nested)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +97,14 @@ class Linear:
     bias: Tensor | None = None
     adapter: Adapter | None = None
     float8: Float8Form | None = None
+    packed: FourBitWeight | None = None
 
     @classmethod
     def create(cls, build: Weights, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
         """Creates the weights, (outputs, inputs) and (outputs,), and those of an adapter.
 
-        Float8 needs sides that are multiples of 16, and torchtitan leaves out the layer of the logits.
+        Float8 needs sides that are multiples of 16, and torchtitan leaves out the layer of the logits. So does
+        transformers with four bits.
         """
         build.linear.add(name)
         float8 = build.float8 if inputs % 16 == outputs % 16 == 0 and name not in OF_LOGITS else None
@@ -100,9 +114,11 @@ class Linear:
         is_adapted = lora is not None and lora.adapts(name)
         with session.layer(name):
             with session.layer("base_layer") if is_adapted else nullcontext():
-                weights = build.weight("weight", outputs, inputs), build.weight("bias", outputs) if bias else None
-            adapter = Adapter.create(session, lora.rank, inputs, outputs) if lora is not None and is_adapted else None
-        return cls(build, name, *weights, adapter, float8)
+                packed = build.packed(outputs, inputs) if name not in OF_LOGITS else None
+                weight = build.weight("weight", outputs, inputs) if packed is None else packed.packed
+                added = build.weight("bias", outputs) if bias else None
+            adapter = Adapter.create(session, lora, inputs, outputs) if lora is not None and is_adapted else None
+        return cls(build, name, weight, added, adapter, float8, packed)
 
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
@@ -111,10 +127,19 @@ class Linear:
                 is_compiled = self.float8 == Float8Form.TENSORWISE_COMPILED
                 return float8_linear(session, x, self.weight, self.bias, compiled=is_compiled)
             if self.adapter is None:
-                return linear(session, x, self.weight, self.bias)
+                return self._own(x)
             with session.layer("base_layer"):
-                result = linear(session, x, self.weight, self.bias)
+                result = self._own(x)
+            if self.packed is not None:
+                result = clone(session, result)  # peft's lora/bnb.py
             return self.adapter(session, x, result)
+
+    def _own(self, x: Tensor) -> Tensor:
+        """The product without an adapter."""
+        session = self.build.session
+        if self.packed is not None:
+            return four_bit_linear(session, x, self.packed, self.bias)
+        return linear(session, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +303,13 @@ def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Pl
         else:
             query, key, value = (contiguous(session, x) for x in (query, key, value))
             result = attention(session, build.fused, query, key, value, rate, places.mask)
-    batch, heads, tokens, width = result.shape
-    joined = contiguous(session, transpose(session, result, 1, 2))
+    return joined_heads(session, result)
+
+
+def joined_heads(session: Session, x: Tensor) -> Tensor:
+    """Results of heads, (batch, heads, tokens, width), as (batch, tokens, heads x width)."""
+    batch, heads, tokens, width = x.shape
+    joined = contiguous(session, transpose(session, x, 1, 2))
     return reshape(session, joined, (batch, tokens, heads * width))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -15,17 +15,21 @@ from simgpu.workloads.eager.views import summed_to
 from simgpu.workloads.lowering.tape import TapeBlock
 from simgpu.workloads.timemodel.operation import Direction, OperationKind
 
+#: Called with a weight and its gradient, as PyTorch's ``register_post_accumulate_grad_hook``.
+Hook = Callable[[Tensor, Tensor], None]
 
-def run_backward(session: Session, loss: Tensor, gradients: dict[TapeBlock, Tensor]) -> None:
+
+def run_backward(session: Session, loss: Tensor, gradients: dict[TapeBlock, Tensor], hook: Hook | None = None) -> None:
     """Puts the backward pass on the tape.
 
     gradients: that of each weight by the weight's block; new ones are stored here, or added in place to those of
     earlier micro-batches (``accumulate_grad.h``). The loss's gradient, a one, is live until backward ends.
+    hook: called as soon as the gradient of a weight is complete; may put kernels on the tape.
     """
     tape = session.tape
     tape.phase, tape.layer = Phase.BACKWARD, "loss"
     (one,) = session.run("ones_like", (), ((loss.shape, loss.dtype),))
-    _Engine(session, loss, gradients).run(one)
+    _Engine(session, loss, gradients, hook).run(one)
     session.keep((one,))
     _direct_products(session)
 
@@ -37,6 +41,7 @@ class _Engine:
     session: Session
     loss: Tensor
     of_weight: dict[TapeBlock, Tensor]
+    hook: Hook | None
     waiting: dict[Node, list[Tensor | None]] = field(default_factory=dict)
     missing: Counter[Node] = field(default_factory=Counter)
     holders: Counter[TapeBlock] = field(default_factory=Counter)
@@ -119,10 +124,12 @@ class _Engine:
         assert grad is not None
         if weight.block in self.of_weight:
             self.session.run_in_place("add_", self.of_weight[weight.block], (grad,))
-            return
-        grad.block.kind, grad.block.id = BlockKind.WEIGHT_GRADIENT, f"{weight.block.id}.grad"
-        grad.block.layer = weight.block.layer
-        self.of_weight[weight.block] = grad
+        else:
+            grad.block.kind, grad.block.id = BlockKind.WEIGHT_GRADIENT, f"{weight.block.id}.grad"
+            grad.block.layer = weight.block.layer
+            self.of_weight[weight.block] = grad
+        if self.hook is not None:
+            self.hook(weight, self.of_weight[weight.block])
 
 
 def _direct_products(session: Session) -> None:

@@ -1,5 +1,6 @@
-"""`fused_linear_loss`: the output layer and cross-entropy in one function, as Liger-Kernel 0.8.2 fuses them.
+"""Cross-entropies of logits that need no copy in float32: `fused_linear_loss` and `compiled_loss`.
 
+`fused_linear_loss` is the output layer and the loss in one function, as Liger-Kernel 0.8.2 fuses them.
 ``ops/fused_linear_cross_entropy.py``: forward computes the logits of a chunk of rows, replaces them by their gradient,
 and adds its products to the gradients of the input and the weight, which are all that autograd saves.
 """
@@ -43,6 +44,26 @@ def fused_linear_loss(session: Session, x: Tensor, weight: Tensor, target: Tenso
         return [*gradients, None][:2]
 
     session.record((loss,), (x, weight), backward, gradients)
+    return loss
+
+
+def compiled_loss(session: Session, logits: Tensor, target: Tensor) -> Tensor:
+    """The loss in float32 of a matrix of logits, as ``torch.compile`` runs ``cross_entropy(logits.float(), target)``.
+
+    Forward is one kernel that reads the logits, and backward one that reads them again and writes their gradient in
+    their format. Saved are the logits, and of each row the largest value and the logarithm of the sum, as PyTorch's
+    partitioner decides (torch/_functorch/partitioners.py, 2.13). Inductor's online softmax, its default there, reads a
+    row once; the table of targets that the graph has in backward it replaces by a comparison
+    (``scatter_upon_const_tensor``).
+    """
+    rows = ((logits.shape[0], 1), "float32")
+    loss, most, total = session.run("_log_softmax", (logits, target), (((), "float32"), rows, rows))
+
+    def backward(grads: _Grads) -> _Grads:
+        reads = (only(grads), logits, target, most, total)
+        return session.run("_log_softmax_backward_data", reads, ((logits.shape, logits.dtype),))
+
+    session.record((loss,), (logits,), backward, (logits, target, most, total))
     return loss
 
 

@@ -85,6 +85,25 @@ def mul(session: Session, first: Tensor, second: Tensor) -> Tensor:
     return result
 
 
+def divided(session: Session, x: Tensor, number: Tensor) -> Tensor:
+    """The quotient by a number on the GPU that needs no gradient; saves the number."""
+    result = elementwise(session, "div", x, number)
+    session.record((result,), (x,), lambda grads: (elementwise(session, "div", only(grads), number),), (number,))
+    return result
+
+
+def masked(session: Session, mask: Tensor, x: Tensor, other: Tensor) -> Tensor:
+    """``torch.where``: x where the mask is true, else a number on the GPU; saves the mask."""
+    result = elementwise(session, "where", mask, x, other, dtype=x.dtype)
+
+    def backward(grads: _Grads) -> _Grads:
+        (zero,) = session.run("scalar_tensor", (), (((), x.dtype),))
+        return (elementwise(session, "where", mask, only(grads), zero, dtype=x.dtype),)
+
+    session.record((result,), (x,), backward, (mask,))
+    return result
+
+
 def power(session: Session, x: Tensor) -> Tensor:
     """A power above 1, as ``pow(2)``; saves its input. Backward multiplies the power below it."""
     x = widened(session, x)

@@ -7,7 +7,8 @@ Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its t
 - rate: what large half-precision products sustain; share: the fraction of it that the architecture's kernels reach,
   smaller with a causal mask and in memory-efficient attention. With a causal mask, the kernels also compute the masked
   half of the blocks on the diagonal;
-- keys: those of a row, at most the window's; a: their number at which filling the pipeline doubles the time;
+- keys: with a window those of a causal mask that keeps as many scores; a: their number at which filling the pipeline
+  doubles the time;
 - idle: for multiprocessors without a block of rows;
 - operations: those of the softmax for each score. So narrow heads, with few products a score, reach a smaller rate.
 """
@@ -82,10 +83,15 @@ def fused_seconds(
 
     share = of(shares) * (of(flash.causal) if shape.causal else 1) * (of(table.efficient) if shape.efficient else 1)
     blocks = shape.heads * (shape.rows if forward else shape.keys) / _ROWS
-    filling = (1 + of(flash.keys) / shape.most) * sqrt(1 + (multiprocessors / blocks) ** 2)
+    filling = (1 + of(flash.keys) / _keys(shape)) * sqrt(1 + (multiprocessors / blocks) ** 2)
     computed = 1 + _ROWS / shape.most if shape.causal else 1
     products = shape.flops(direction) / (rate * share) * computed * filling
     return products + shape.scores * of(table.softmax) / fp32_rate
+
+
+def _keys(shape: AttentionShape) -> float:
+    """The keys; with a window those of a causal mask without one that keeps as many scores."""
+    return shape.keys if shape.window is None else min(shape.keys, 2 * shape.scores / (shape.heads * shape.rows))
 
 
 def products_of_attention(shape: AttentionShape, direction: Direction) -> tuple[GemmShape, ...]:

@@ -201,7 +201,7 @@ def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> No
     assert result.larger_gpus
     assert dict(result.facts())["persistent"].startswith(format_bytes(persistent.total))
     changed = dict.fromkeys(row.candidate.label.split(" + ")[0] for row in result if row.candidate.changes)
-    assert list(changed) == ["AdamW in 8 bits", "LoRA of rank 16", "plain SGD"]
+    assert list(changed) == ["AdamW in 8 bits", "LoRA of rank 16", "QLoRA of rank 16", "plain SGD"]
 
 
 def test_sizes_that_no_iteration_has_are_refused_together(model: Path) -> None:
@@ -235,7 +235,7 @@ def test_float8_is_the_base_of_all_options_and_names_gpus_that_have_it(model: Pa
     result = simgpu.fit(model, NODE, batch=1, length=256, float8="tensorwise", budget="8 MiB")
     assert {row.candidate.build["float8"] for row in result} == {"tensorwise"}
     assert result.larger_gpus[0].startswith("rtx4060")
-    assert [row.candidate.label[:4] for row in result if row.run is None] == ["LoRA"]
+    assert [row.candidate.label[:5] for row in result if row.run is None] == ["LoRA ", "QLoRA"]
     with pytest.raises(InputError, match=r"float8: A100 PCIe 40GB \(ampere\) has no .* float8"):
         simgpu.fit(model, "a100", batch=1, length=256, float8="tensorwise")
 
@@ -303,7 +303,7 @@ def test_t5_and_dit_are_run_from_their_configurations(tmp_path: Path) -> None:
     named = {row.candidate.label: row.candidate.switches for row in images}
     assert named["fused AdamW"] == ("fused AdamW: torch.optim.AdamW(fused=True)",)
     assert named["fused AdamW + checkpoint"][1] == "checkpoint: diffusers model.enable_gradient_checkpointing()"
-    assert not any(name in str(named) for name in ("Transformers", "TRL", "torchtune", "Megatron"))
+    assert not any(name in str(list(named.values())) for name in ("Transformers", "TRL", "torchtune", "Megatron"))
     with pytest.raises(InputError, match="samples of dit have no length"):
         simgpu.fit(dit, NODE, batch=1, length=128)
 

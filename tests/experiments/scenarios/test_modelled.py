@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -189,3 +190,36 @@ def test_a_run_uses_the_epoch_of_the_scenario(tmp_path: Path) -> None:
     assert other.result.to_dict() == first
     assert "seed 0; epoch 4" in " ".join(simgpu("run", path).stdout.split())
     assert problems_of(path, {"epoch": -1}) == ["override: epoch: -1 is too small; write at least 0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (
+            ["--lora", "4", "--lora-targets", "q_proj,up_proj", "--lora-dtype", "bfloat16", "--four-bit", "nf4"],
+            {"lora": 4, "lora_targets": ["q_proj", "up_proj"], "lora_dtype": "bfloat16", "four_bit": "nf4"},
+        ),
+        (
+            ["--optimizer", "adamw-fused", "--optimizer-in-backward", "--loss", "chunked-compiled"],
+            {"optimizer": "adamw-fused", "optimizer_in_backward": True, "loss": "chunked-compiled"},
+        ),
+        (["--dtype", "float32", "--tf32"], {"dtype": "float32", "tf32": True}),
+    ],
+)
+def test_keys_of_a_configuration_are_those_of_zoo_build(
+    options: list[str], keys: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    Path("small.json").write_text(json.dumps({"model_type": "llama", **sizes, "vocab_size": 100}), encoding="utf-8")
+    build = ("zoo", "build", "small.json", "--batch", 1, "--length", 16, "--gpu", "a100", "-o", "built")
+    done = simgpu(*build, *options)
+    assert done.exit_code == 0, done.output
+    trace = {"model": "small.json", "length": 16, **keys}
+    Path("try.yaml").write_text(
+        json.dumps({"schema": "simgpu.scenario/2", "trace": trace, "node": "a100", "policies": "none"}),
+        encoding="utf-8",
+    )
+    outcome, built = load_scenario(Path("try.yaml")).trace, load_trace(Path("built"))
+    assert outcome.kernels == built.kernels
+    assert outcome.blocks == built.blocks

@@ -12,6 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import fake_impls
 from torch.nn import functional
 
@@ -113,6 +116,34 @@ def _without_ignored(hidden: Any, labels: Any) -> tuple[Any, Any]:
 def _loss_of_chunk(module: Any, hidden: Any, target: Any) -> Any:
     logits = module.get_output_embeddings()(hidden)
     return functional.cross_entropy(logits.float(), target, reduction="sum", ignore_index=IGNORED)
+
+
+def saved_by_partitioner(rows: int, vocabulary: int, width: int) -> list[tuple[tuple[int, ...], str]]:
+    """Shapes and formats of what PyTorch's compiler saves of a chunk's loss, without its inputs."""
+    saved: list[tuple[tuple[int, ...], str]] = []
+
+    def loss(hidden: Any, weight: Any, target: Any) -> Any:
+        return functional.cross_entropy((hidden @ weight.t()).float(), target, reduction="sum", ignore_index=IGNORED)
+
+    def forward(graph: Any, _: Any) -> Any:
+        results = graph.graph.find_nodes(op="output")[0].args[0][1:]
+        values = [
+            node.meta["val"] for node in results if node.op != "placeholder" and node.target.__name__[:7] != "permute"
+        ]
+        saved.extend((tuple(value.shape), str(value.dtype).removeprefix("torch.")) for value in values)
+        return make_boxed_func(graph.forward)
+
+    sizes = (rows, width), (vocabulary, width)
+    inputs = [torch.zeros(size, dtype=torch.bfloat16, requires_grad=True) for size in sizes]
+    compiled = aot_function(
+        loss,
+        forward,
+        lambda graph, _: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    compiled(*inputs, torch.zeros(rows, dtype=torch.int64))
+    return saved
 
 
 def _fused(module: Any, hidden: Any, labels: Any, scaled: bool) -> Any:

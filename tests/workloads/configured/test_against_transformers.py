@@ -6,7 +6,7 @@ The oracle is PyTorch: its dispatcher, its autograd and its saved-tensor hooks. 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -88,7 +88,6 @@ CASES = [
     (name, dtype, attention)
     for name in SMALL
     for dtype, attention in (("bfloat16", "sdpa"), ("bfloat16", "eager"), ("bfloat16", "flash_attention_2"))
-    if (name, attention) != ("gpt2", "eager")
 ] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gpt2", "float32", "sdpa")]
 #: These run in every test run; the others take a minute together.
 QUICK = {
@@ -120,31 +119,18 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
     """Every kernel in order, with the bytes it reads and writes and its modelled duration.
 
     The number by which Gemma scales its embedding is on the host, and counts as device memory on fake tensors.
-    PyTorch's copy of the package's kernels has no window: without one they take longer.
+    PyTorch's copy of the package's kernels has no window, so that their times differ.
     """
     mine = built(SMALL[name], dtype=dtype, attention=attention).trace
     theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, attention)
     if attention == "flash_attention_2" and name in ("mistral-window", "gemma2"):
-        shorter, longer = (_without_time_of_attention(trace) for trace in (mine, theirs))
-        assert 0 < sum(shorter.times) < sum(longer.times)
-        mine, theirs = shorter.trace, longer.trace
+        mine, theirs = (_without_time_of_attention(trace) for trace in (mine, theirs))
     assert_equal(mine, theirs)
 
 
-class _Untimed(NamedTuple):
-    trace: Trace
-    times: list[int]
-
-
-def _without_time_of_attention(trace: Trace) -> _Untimed:
-    """times: of the attention kernels, which take one nanosecond in the trace."""
-    is_attention = ["attention" in kernel.op for kernel in trace.kernels]
-    kernels = [
-        replace(kernel, duration_ns=1) if chosen else kernel
-        for kernel, chosen in zip(trace.kernels, is_attention, strict=True)
-    ]
-    times = [kernel.duration_ns for kernel, chosen in zip(trace.kernels, is_attention, strict=True) if chosen]
-    return _Untimed(replace(trace, kernels=tuple(kernels)), times)
+def _without_time_of_attention(trace: Trace) -> Trace:
+    kernels = (replace(kernel, duration_ns=1) if "attention" in kernel.op else kernel for kernel in trace.kernels)
+    return replace(trace, kernels=tuple(kernels))
 
 
 def assert_equal(mine: Trace, theirs: Trace) -> None:

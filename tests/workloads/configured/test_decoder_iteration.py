@@ -137,6 +137,10 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"micro_batches": 3}, "a batch of 2 cannot be split into 3 equal micro-batches; give a divisor"),
         ({"lora": 0}, "lora: 0 is not a rank; give at least 1"),
         ({"lora": 8, "lora_targets": ("q_pro",)}, "no linear layer 'q_pro'; did you mean 'q_proj'"),
+        ({"lora_dtype": "bfloat16"}, "lora_dtype: is the number format of LoRA's adapters, and LoRA is off"),
+        ({"lora": 8, "lora_dtype": "float16"}, "adapters of float16 next to weights of bfloat16 are not modelled"),
+        ({"tf32": True, "dtype": "float32", "gpu": load_node("v100").gpu}, "tf32: .* has no matrix units for TF32"),
+        ({"optimizer_in_backward": True, "micro_batches": 2}, "needs the whole gradient, .*; leave out micro_batches"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"length": 2**39}, "more bytes or operations than a trace can hold"),
         ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),
@@ -145,6 +149,14 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
 def test_values_that_cannot_be_modelled_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         built(SMALL, **options)
+
+
+def test_tf32_shortens_products_of_single_precision_and_nothing_else() -> None:
+    plain, fast = (built(SMALL, dtype="float32", tf32=tf32).trace for tf32 in (False, True))
+    shorter = {one.op for one, other in zip(plain.kernels, fast.kernels, strict=True) if one != other}
+    assert shorter and all("mm" in op or "attention" in op for op in shorter)
+    assert fast.compute_ns < plain.compute_ns and fast.blocks == plain.blocks
+    assert "float32 products in TF32" in fast.info.notes
 
 
 def test_length_beyond_trained_positions_is_refused() -> None:

@@ -60,6 +60,17 @@ def test_logits_of_the_chunked_loss_take_the_logarithms_and_two_gradients_of_a_c
     assert logits_peak(built(loss="chunked")) == (4 * rows + 2 * 4 * chunk) * VOCABULARY
 
 
+def test_logits_of_the_compiled_chunked_loss_take_2_bytes_a_value_and_the_gradient_of_a_chunk() -> None:
+    rows = TOKENS - BATCH
+    assert logits_peak(built(loss="chunked-compiled")) == (2 * rows + 2 * (rows // 8)) * VOCABULARY
+
+
+def test_a_compiled_chunk_takes_less_time_and_the_same_products() -> None:
+    eager, compiled = (built(loss=loss) for loss in ("chunked", "chunked-compiled"))
+    products = [[kernel for kernel in trace.kernels if kernel.op == "mm"] for trace in (eager, compiled)]
+    assert len(products[0]) == len(products[1]) and compiled.compute_ns < eager.compute_ns
+
+
 def test_logits_of_the_fused_loss_take_two_chunks() -> None:
     """Liger's chunk: tokens over vocabulary / width, rounded up to a power of two; Python holds the one before."""
     trace = built(loss="fused")

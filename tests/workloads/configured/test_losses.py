@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from simgpu.trace.model import Trace
+from simgpu.workloads.configured.options import CHUNKS
 from tests.workloads.configured.test_against_transformers import (
     BATCH,
     LENGTH,
@@ -17,7 +18,7 @@ from tests.workloads.configured.test_against_transformers import (
 )
 from tests.workloads.configured.transformers_models import adapted, autocasting, recorded
 
-from tests.workloads.configured.loss_modules import last_of_each_ignored, with_loss  # isort: skip  # needs PyTorch
+from tests.workloads.configured.loss_modules import last_of_each_ignored, saved_by_partitioner, with_loss  # isort: skip  # needs PyTorch
 
 _SLOW: list[tuple[str, str, dict[str, Any]]] = [
     ("chunked", "llama", {"micro_batches": 2}),
@@ -66,3 +67,13 @@ def saved_for_loss(trace: Trace) -> list[tuple[object, ...]]:
         for row in trace.saved
         if row.shape and (row.layer or "loss").endswith(("loss", "ForCausalLM", "LMHeadModel"))
     )
+
+
+def test_a_compiled_chunk_saves_what_the_partitioner_of_pytorch_saves() -> None:
+    rows = BATCH * (LENGTH - 1)
+    sizes = [rows // CHUNKS + (place < rows % CHUNKS) for place in range(CHUNKS)]
+    vocabulary, width = SMALL["llama"]["vocab_size"], SMALL["llama"]["hidden_size"]
+    trace = built(SMALL["llama"], loss="chunked-compiled").trace
+    mine = [(row.shape, row.dtype) for row in trace.saved if row.layer == "loss" and row.dtype != "int64"]
+    theirs = [each for size in sizes for each in saved_by_partitioner(size, vocabulary, width)]
+    assert sorted(mine) == sorted(theirs)

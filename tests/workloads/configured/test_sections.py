@@ -14,9 +14,9 @@ from tests.workloads.configured.test_t5 import SMALL as T5
 from tests.workloads.configured.test_unet import SMALL as UNET
 
 
-def sections(values: dict[str, Any], length: int | None = None) -> list[str]:
+def sections(values: dict[str, Any], length: int | None = None, autocast: str | None = None) -> list[str]:
     model = model_of(values)
-    gpu, options = load_node("h100").gpu, options_of(model, {})
+    gpu, options = load_node("h100").gpu, options_of(model, {"autocast": autocast})
     trace = model_iteration(model, SampleSizes(length=length), batch=1, gpu=gpu, options=options).trace
     return list(dict.fromkeys(default_sections(TaskGraph.of(trace)).of_layer.values()))
 
@@ -28,6 +28,12 @@ def test_sections_of_t5_are_the_blocks_of_both_stacks() -> None:
 def test_sections_of_a_dit_are_its_embedding_and_its_blocks() -> None:
     blocks = [f"transformer_blocks.{n}" for n in range(12)]
     assert sections(DITS["DiT-S/2"][0]) == ["pos_embed", *blocks]
+
+
+def test_sections_do_not_depend_on_autocast_that_keeps_copies_of_weights_for_later_uses() -> None:
+    dit = DITS["DiT-S/2"][0]
+    assert sections(dit, autocast="float16") == sections(dit)
+    assert sections(UNET, autocast="bfloat16") == sections(UNET)
 
 
 def test_sections_of_a_unet_are_residual_blocks_and_attentions() -> None:

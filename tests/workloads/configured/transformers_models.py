@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -203,11 +203,12 @@ def recorded(
 class Adapted(torch.nn.Module):
     """LoRA's adapters around a frozen linear layer, in the structure of peft's ``lora.Linear`` without dropout."""
 
-    def __init__(self, frozen: Any, rank: int) -> None:
+    def __init__(self, frozen: Any, rank: int, dtype: Any) -> None:
         super().__init__()
         self.base_layer = frozen
-        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(frozen.in_features, rank, bias=False)})
-        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(rank, frozen.out_features, bias=False)})
+        first = torch.nn.Linear(frozen.in_features, rank, bias=False, dtype=dtype)
+        second = torch.nn.Linear(rank, frozen.out_features, bias=False, dtype=dtype)
+        self.lora_A, self.lora_B = torch.nn.ModuleDict({"default": first}), torch.nn.ModuleDict({"default": second})
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)
@@ -216,18 +217,37 @@ class Adapted(torch.nn.Module):
         return changed.to(result.dtype)
 
 
-def adapted(rank: int, targets: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Returns a function that freezes a model and adds adapters to its linear layers of these names."""
+def adapted(rank: int, targets: tuple[str, ...], dtype: str = "float32") -> Callable[[Any], Any]:
+    """Returns a function that freezes a model and adds adapters of this format to its linear layers of these names."""
 
     def changed(module: Any) -> Any:
         module.requires_grad_(False)
         for name, part in list(module.named_modules()):
             parent, _, last = name.rpartition(".")
             if isinstance(part, torch.nn.Linear) and any(f".{name}".endswith(f".{each}") for each in targets):
-                setattr(module.get_submodule(parent), last, Adapted(part, rank))
+                setattr(module.get_submodule(parent), last, Adapted(part, rank, getattr(torch, dtype)))
         return module
 
     return changed
+
+
+class InBackward(torch.optim.Optimizer):
+    """An optimizer for each weight, called by a hook of its gradient (torchtune's ``register_optim_in_bwd_hooks``)."""
+
+    def __init__(self, weights: Iterable[Any]) -> None:
+        weights = list(weights)
+        super().__init__(weights, {})
+        own = {weight: torch.optim.AdamW([weight], lr=1e-4, fused=True) for weight in weights}
+
+        def update(weight: Any) -> None:
+            own[weight].step()
+            own[weight].zero_grad()
+
+        for weight in weights:
+            weight.register_post_accumulate_grad_hook(update)
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing is left to do."""
 
 
 def autocasting(dtype: str) -> Callable[[Any], Any]:

@@ -40,6 +40,17 @@ def test_a_window_keeps_the_last_scores_up_to_the_diagonal(rows: int, window: in
     assert shape.scores == 2 * kept
 
 
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD_DATA])
+def test_a_window_saves_time_in_proportion_to_its_scores(direction: Direction) -> None:
+    prices = time_model(load_node("h100").gpu)
+    whole = AttentionShape(32, 32768, 32768, 128, 128, causal=True)
+    times = {w: prices.duration_ns(attention(replace(whole, window=w), direction)) for w in (1023, 4095, 32767)}
+    assert times[32767] == prices.duration_ns(attention(whole, direction))
+    for window in (1023, 4095):
+        saved = replace(whole, window=window).scores / whole.scores
+        assert saved < times[window] / times[32767] < 1.35 * saved
+
+
 @pytest.mark.parametrize("flash", list(FlashVersion))
 def test_the_law_of_a_long_kernel_is_products_plus_softmax(flash: FlashVersion) -> None:
     """By the formula in the module's docstring."""

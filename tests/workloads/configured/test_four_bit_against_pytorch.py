@@ -1,0 +1,44 @@
+"""Frozen layers of four bits, compared with PyTorch's operators for them on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.workloads.configured.test_against_transformers import (
+    BATCH,
+    LENGTH,
+    SMALL,
+    assert_equal,
+    assert_saved_alike,
+    built,
+)
+from tests.workloads.configured.transformers_models import autocasting, recorded
+
+from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: skip  # needs PyTorch
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "autocast"),
+    [
+        ("llama", "nf4-double", None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("llama", "nf4", None), ("qwen2", "nf4", None), ("llama", "nf4-double", "bfloat16"))
+        ),
+    ],
+)
+def test_layers_of_four_bits_run_and_save_what_pytorch_does(name: str, form: str, autocast: str | None) -> None:
+    targets = ("q_proj", "v_proj", "down_proj")
+    options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "four_bit": form, "dtype": "bfloat16"}
+    mine = built(SMALL[name], autocast=autocast, **options).trace
+    packed = in_four_bits(8, targets, nested=form == "nf4-double")
+
+    def changed(module: Any) -> Any:
+        return packed(module) if autocast is None else autocasting(autocast)(packed(module))
+
+    theirs = recorded(SMALL[name], BATCH, LENGTH, "bfloat16", changed=changed)
+    assert_equal(mine, theirs)
+    if name == "llama":
+        assert_saved_alike(mine, theirs)
