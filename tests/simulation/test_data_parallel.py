@@ -217,7 +217,7 @@ def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
     for command in ("run", "compare"):
         assert "NCCL collectives are not simulated" in " ".join(command_line(command, "--help").stdout.split())
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert text in readme
+    assert "NCCL's collectives are not simulated" in readme
 
 
 def test_notes_describe_the_optimizers_place():

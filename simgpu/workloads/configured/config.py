@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simgpu.errors import InputError, did_you_mean
+from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
@@ -67,6 +67,10 @@ def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
     return values, str(file), model_name(file)
 
 
+#: Endings of classes that have another layer behind the decoder than a language model, or none.
+_OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+
+
 def model_name(file: Path) -> str:
     """The name of the model of a configuration: the file's or, if that is ``config.json``, the folder's.
 
@@ -117,7 +121,9 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     family = values.get("model_type")
     if not isinstance(family, str) or family not in _FAMILIES:
         what = "is missing" if family is None else f"{family!r} is not supported"
-        remedy = did_you_mean(str(family), SUPPORTED) if family is not None else f"give one of {', '.join(SUPPORTED)}"
+        remedy = f"give one of {', '.join(SUPPORTED)}"
+        if family is not None:
+            remedy += ", or follow the modules of transformers with simgpu record CONFIG --gpu NODE"
         raise InputError.single(source, "model_type", what, remedy)
     keys = Keys(values, source)
     sizes = _FAMILIES[family](keys)
@@ -132,12 +138,16 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
 def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
     _check_quantization(keys)
-    rotary = keys.values.get("rope_scaling")
-    if rotary is not None:
+    named = keys.values.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        if isinstance(name, str) and name.endswith(_OTHER_HEADS) and not name.endswith("LMHeadModel"):
+            remedy = "remove the key to model a language model, or follow it with simgpu record CONFIG --gpu NODE"
+            keys.refuse("architectures", f"{name} is no language model", remedy)
+    for key in ("rope_scaling", "rope_parameters"):
+        rotary = keys.value(key)
         kind = rotary.get("rope_type", rotary.get("type")) if isinstance(rotary, dict) else rotary
-        if kind not in _ROTARY:
-            remedy = f"give null or one of {', '.join(_ROTARY)}"
-            keys.refuse("rope_scaling", f"{kind!r:.40} is not a supported type", remedy)
+        if rotary is not None and kind not in _ROTARY:
+            keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
     if keys.problems:
         return
     if decoder.heads % decoder.key_heads:
@@ -257,7 +267,7 @@ def _phi3(keys: Keys) -> dict[str, Any]:
         **sizes,
         "key_heads": key_heads(keys, sizes),
         "head_width": head,
-        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 1.0)),
+        "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 1.0)),
         "activation": keys.activation("hidden_act", "silu"),
         "tied": keys.flag("tie_word_embeddings", False),
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
@@ -276,7 +286,7 @@ def _phi(keys: Keys) -> dict[str, Any]:
         **sizes,
         "key_heads": key_heads(keys, sizes),
         "head_width": head,
-        "rotary_width": int(head * keys.fraction("partial_rotary_factor", 0.5)),
+        "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.5)),
         "activation": keys.activation("hidden_act", "gelu_new"),
         "tied": keys.flag("tie_word_embeddings", False),
         "query_bias": True,
@@ -301,7 +311,7 @@ def _gpt_neox(keys: Keys) -> dict[str, Any]:
         **sizes,
         "key_heads": sizes["heads"],
         "head_width": head,
-        "rotary_width": int(head * keys.fraction("rotary_pct", 0.25)),
+        "rotary_width": int(head * keys.rotary_part("rotary_pct", 0.25)),
         "activation": keys.activation("hidden_act", "gelu"),
         "tied": keys.flag("tie_word_embeddings", False),
         "query_bias": bias,

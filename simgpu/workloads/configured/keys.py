@@ -103,6 +103,13 @@ class Keys:
         value = self.value("sliding_window", default)
         return None if value is None else self.number("sliding_window", default, 2**40)
 
+    def rotary_part(self, key: str, default: float) -> float:
+        """The part of a head that is rotated; transformers 5 writes it inside ``rope_parameters``."""
+        inside = self.value("rope_parameters")
+        if isinstance(inside, dict) and "partial_rotary_factor" in inside:
+            return Keys(inside, self.source, self.problems).fraction("partial_rotary_factor", default)
+        return self.fraction(key, default)
+
     def windowed_from(self, layers: int) -> int:
         """Qwen's first layer with a window, ``max_window_layers``; beyond the last without ``use_sliding_window``."""
         first = self.number("max_window_layers", 28, MOST["layers"], least=0)

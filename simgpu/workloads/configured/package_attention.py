@@ -19,10 +19,10 @@ def package_attended(
     session: Session, query: Tensor, key: Tensor, value: Tensor, rate: float, places: Places
 ) -> Tensor:
     """Attention of heads, (batch, heads, tokens, width), by the operator ``flash``. rate: of dropout."""
-    operands = lowered(session, query, key, value)
+    query, key, value = lowered(session, query, key, value)
     if places.positions is not None and query.shape[2] > 1:
         _check(session, places.positions)
-    return attention(session, "flash", *operands, rate, window=places.window)
+    return attention(session, "flash", query, key, value, rate, window=places.window)
 
 
 def _check(session: Session, positions: Tensor) -> None:

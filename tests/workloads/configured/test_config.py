@@ -44,6 +44,14 @@ def test_keys_of_text_generation_are_ignored() -> None:
     assert decoder_of({**SMALL, "bos_token_id": 1, "architectures": ["X"], "temperature": 1.0}) == decoder_of(SMALL)
 
 
+@pytest.mark.parametrize(("family", "key"), [("phi", "partial_rotary_factor"), ("gpt_neox", "rotary_pct")])
+def test_the_rotated_part_of_a_head_is_read_where_transformers_5_writes_it(family: str, key: str) -> None:
+    earlier = decoder_of({"model_type": family, key: 0.75})
+    inside = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+    assert decoder_of({"model_type": family, "rope_parameters": inside}) == earlier
+    assert earlier.rotary_width == earlier.head_width * 3 // 4
+
+
 def test_misspelt_keys_are_refused_together() -> None:
     """Their values would not count: the sizes would be the defaults of the family."""
     given = {**SMALL, "hiden_size": SMALL["hidden_size"], "num_hidden_layer": 2, "use_cache": True}
@@ -73,6 +81,12 @@ def test_misspelt_keys_are_refused_together() -> None:
         ({"attention_dropout": 2}, "attention_dropout: 2 is not a number from 0 to 1"),
         ({"attention_bias": "yes"}, "attention_bias: 'yes' is not true or false"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: 'dynamic' is not a supported type"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters: 'dynamic' is not a supported type"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification is no language model"),
+        (
+            {"architectures": ["LlamaModel"]},
+            "LlamaModel is no language model; remove the key to model a language model",
+        ),
         ({"rope_scaling": 4}, "rope_scaling: 4 is not a supported type"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not modelled"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm: normalized queries and keys are not modelled"),
