@@ -38,6 +38,7 @@ from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.prime_rows import (
     MICRO_BATCHES,
     ClippedAdamW,
+    flash_of,
     halves,
     layer_of,
     layers_of,
@@ -199,7 +200,7 @@ def policy_time(row: PublishedRow) -> tuple[int, int, int]:
     runs = []
     for layers in (2, 3):
         moved: list[int] = []
-        runs.append(time_of(_loop(row, layers, moved), row.node, Runs(layer_of, offloaded=moved)))
+        runs.append(time_of(_loop(row, layers, moved), row.node, Runs(layer_of, offloaded=moved, flash=flash_of(row))))
     (step, kernels, samples), (longer, more, _) = runs
     others = layers_of(row.config) - 2
     return step + others * (longer - step), kernels + others * (more - kernels), samples

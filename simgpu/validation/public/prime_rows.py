@@ -6,8 +6,8 @@ bfloat16 before they are used, in backward again, and its gradients in float32 a
 (`torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`). The loop's name `out` holds the logits in float32 until
 the next forward pass has ended, although it deletes the name `logits`.
 
-Approximated: layers run in single operators, not compiled, with PyTorch's flash attention for version 3 or 2 of the
-package; FSDP's buffers for all weights of a group together; the head's weights in bfloat16, which FSDP
+Approximated: layers run in single operators, not compiled, with PyTorch's flash attention for that of the package, at
+the rate of its version; FSDP's buffers for all weights of a group together; the head's weights in bfloat16, which FSDP
 frees during the loss. Gradients are clipped for times only, as that takes little memory. For times, the layers are
 compiled one by one and the rest is not; FSDP's copies of weights run one after another with the layers, not at once.
 """
@@ -29,6 +29,7 @@ from simgpu.trace.model import Kernel, Phase
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
 from simgpu.validation.public.timed_loop import Runs
+from simgpu.workloads.timemodel.attention import FlashVersion
 
 #: Sizes by the `config.json` of each model.
 _SIZES = {
@@ -135,7 +136,12 @@ class ClippedAdamW(torch.optim.AdamW):
 
 def timed_prime_loop(row: PublishedRow) -> tuple[Loop, Runs]:
     """The same with all that takes time on the GPU, and its layers compiled."""
-    return replace(prime_loop(row), optimizer=ClippedAdamW), Runs(layer_of)
+    return replace(prime_loop(row), optimizer=ClippedAdamW), Runs(layer_of, flash=flash_of(row))
+
+
+def flash_of(row: PublishedRow) -> FlashVersion:
+    """The version of flash attention that a row states."""
+    return FlashVersion.THREE if "attention FA3" in row.options else FlashVersion.TWO
 
 
 def layer_of(kernel: Kernel) -> str | None:

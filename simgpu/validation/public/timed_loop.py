@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from simgpu.hardware.nodes import load_node
@@ -15,6 +16,7 @@ from simgpu.trace.model import Kernel, Phase, Trace
 from simgpu.validation.public.fused import fused_durations
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.trainer import waits
+from simgpu.workloads.timemodel.attention import FlashVersion
 from simgpu.workloads.timemodel.host import step_ns
 from simgpu.workloads.timemodel.model import time_model
 
@@ -30,6 +32,7 @@ class Runs:
     optimizer: whether what the optimizer runs on the GPU counts.
     offloaded: bytes of the tensors that a micro-batch copies to the host and back, on the stream that computes; a list
     that the loop fills while it runs; None where nothing is offloaded.
+    flash: the version of flash attention.
     """
 
     graph: Callable[[Kernel], object] | None = None
@@ -37,6 +40,7 @@ class Runs:
     changes: Mapping[str, str] = field(default_factory=dict)
     optimizer: bool = True
     offloaded: Sequence[int] | None = None
+    flash: FlashVersion = FlashVersion.TWO
 
 
 def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
@@ -50,12 +54,13 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
         gpu,
         datetime.date.today().isoformat(),
         lambda _: None,
+        partial(time_model, flash=runs.flash),
         hold_output=loop.hold_output,
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     ).run()
     if runs.graph is not None:
-        durations = fused_durations(trace, time_model(gpu), runs.graph)
+        durations = fused_durations(trace, time_model(gpu, flash=runs.flash), runs.graph)
         kernels = zip(trace.kernels, durations, strict=True)
         trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
     if runs.updates is not None:
