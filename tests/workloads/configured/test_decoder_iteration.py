@@ -144,6 +144,8 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"length": 2**39}, "more bytes or operations than a trace can hold"),
         ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),
+        ({"attention": "flash_attention_2", "dtype": "float32"}, "no flash_attention_2 for float32 and heads of 16"),
+        ({"attention": "flash_attention_3", "gpu": load_node("l4").gpu}, "no FlashAttention-3, which is for Hopper"),
     ],
 )
 def test_values_that_cannot_be_modelled_are_refused(options: dict[str, Any], message: str) -> None:
@@ -221,3 +223,16 @@ def test_master_weights_of_float32_weights_are_an_error() -> None:
     for options in ({"dtype": "float32"}, {"lora": 4}):
         with pytest.raises(InputError, match=r"master_weights: float32 copies of .* are not modelled; give bfloat16"):
             built(SMALL, master_weights="copied", **options)
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100", "gb200", "mi300x"])
+def test_the_package_saves_no_repeated_heads_and_no_copy_of_its_result(gpu: str) -> None:
+    """By hand, for each layer: keys and values of one head instead of four, and the result of four once, not twice.
+
+    A head has 2 x 32 tokens of 16 values in bfloat16.
+    """
+    values = {**SMALL, "num_key_value_heads": 1}
+    repeated, own = (
+        built(values, attention=form, gpu=load_node(gpu).gpu).saved_bytes for form in ("sdpa", "flash_attention_2")
+    )
+    assert repeated - own == 2 * (2 * 3 + 4) * 2 * 32 * 16 * 2
