@@ -6,7 +6,7 @@ Imports yaml, so it is imported only when a file is read. `simgpu.io.schema` che
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -131,7 +131,8 @@ class _Loader(yaml.SafeLoader):
         self._finished: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]  # its stub says nothing
+        peek: Callable[[], yaml.Event] = self.peek_event  # its stub has no types
+        event = peek()
         before, outer = self._nodes, self._deepest
         self._depth += 1
         if isinstance(event, yaml.AliasEvent):

@@ -249,8 +249,9 @@ def test_a_long_title_is_broken_into_lines() -> None:
 
 
 def test_figures_that_cannot_be_drawn_are_refused(profile: BuddyProfile) -> None:
+    unknown: Any = "heat"
     with pytest.raises(InputError, match="unknown picture 'heat'; did you mean 'heatmap'"):
-        profile.plot("heat")  # type: ignore[arg-type]
+        profile.plot(unknown)
     flat = take_snapshots({"a": np.zeros(10)})
     (only,) = flat.observed
     bare = type(only)(only.allocation, only.at, None)

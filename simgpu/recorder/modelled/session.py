@@ -56,7 +56,7 @@ _CPU = torch.device("cpu")
 class ModelledSession:
     """The arguments of `record` for a modelled iteration.
 
-    time_model: returns the `Prices` of a GPU; `simgpu.recorder.modelled.pricing.priced_as_set` except in tests.
+    time_model: returns the `Prices` of a GPU; by default `simgpu.recorder.modelled.pricing.priced_as_set`.
     as_on_gpu: whether operators have the form they have on a GPU (`gpu_forms`), or that on a CPU.
     around: a context for the model.
     """

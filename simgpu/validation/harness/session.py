@@ -115,8 +115,9 @@ class CaseSession:
 
     def _factory(self) -> Callable[..., Any]:
         """The plan's factory with its keyword arguments, named after the plan's model."""
-        factory = partial(find_factory(self.plan.factory), **self.plan.size)
-        factory.__qualname__ = self.plan.model  # type: ignore[attr-defined]
+        sized: Any = partial(find_factory(self.plan.factory), **self.plan.size)  # it takes any attribute
+        sized.__qualname__ = self.plan.model
+        factory: Callable[..., Any] = sized
         return factory
 
 

@@ -47,6 +47,7 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels on a node's GPU, and its samples."""
     samples = loop.sequences * loop.micro_batches
     gpu = load_node(node, runs.changes).gpu
+    prices = partial(time_model, flash=runs.flash)
     trace = ModelledSession(
         loop.factory,
         samples,
@@ -54,13 +55,13 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
         gpu,
         datetime.date.today().isoformat(),
         lambda _: None,
-        partial(time_model, flash=runs.flash),
+        prices,
         hold_output=loop.hold_output,
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
     ).run()
     if runs.graph is not None:
-        durations = fused_durations(trace, time_model(gpu, flash=runs.flash), runs.graph)
+        durations = fused_durations(trace, prices(gpu), runs.graph)
         kernels = zip(trace.kernels, durations, strict=True)
         trace = replace(trace, kernels=tuple(replace(kernel, duration_ns=ns) for kernel, ns in kernels))
     if runs.updates is not None:

@@ -24,6 +24,8 @@ _LIMIT = 2**20
 _WHAT = "a configuration (JSON text file)"
 #: Rotary embeddings whose frequencies do not depend on the length at run time.
 _ROTARY = ("default", "linear", "llama3", "yarn")
+#: Endings of classes that have another layer behind the decoder than a language model, or none.
+_OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 
 
 def read_decoder(path: str | Path) -> Decoder:
@@ -65,10 +67,6 @@ def _read(path: str | Path) -> tuple[Mapping[str, Any], str, str]:
     if not isinstance(values, dict):
         raise InputError.single(file, "", "is not a JSON object with the keys of a configuration", REMEDY)
     return values, str(file), model_name(file)
-
-
-#: Endings of classes that have another layer behind the decoder than a language model, or none.
-_OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 
 
 def model_name(file: Path) -> str:

@@ -92,7 +92,7 @@ class Decoder:
         return experts is not None and layer not in experts.dense and (layer + 1) % experts.step == 0
 
     def window_of(self, layer: int) -> int | None:
-        """The window of the layer of this number, from 0, in the package flash-attn; None for none."""
+        """The window of the layer of this number, from 0; None for none. Masks have one only in Gemma 2's layers."""
         slides = layer % 2 == 0 if self.family == "gemma2" else layer >= self.windowed_from
         return self.window if slides else None
 

@@ -84,7 +84,6 @@ class _Layer:
     attention: _Attention | _FusedAttention | EarlierAttention
     inner: GatedInner | _FusedInner | SparseInner
     norms: tuple[RmsNorm, ...]
-    slides: bool
     window: int | None
 
     @classmethod
@@ -98,9 +97,7 @@ class _Layer:
             norms = tuple(
                 RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one) for place in places
             )
-        slides = build.decoder.family == "gemma2" and number % 2 == 0
-        window = build.decoder.window_of(number) if build.of_package else None
-        return cls(build, name, attention, inner, norms, slides, window)
+        return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, rate = self.build.session, self.build.decoder.dropout
@@ -117,7 +114,7 @@ class _Layer:
         session = self.build.session
         first, second, third, fourth = self.norms
         with session.layer(self.name):
-            if self.slides and places.mask is not None:
+            if self.window is not None and places.mask is not None:
                 places = places._replace(mask=window_mask(session, places.mask))
             x = add(session, x, second(self.attention(first(x), places)))
             return add(session, x, fourth(self.inner(third(x))))

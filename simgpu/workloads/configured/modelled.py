@@ -124,7 +124,8 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
     """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it, and for TF32 on a
     GPU without it."""
     tf32 = Tf32.ALL if options.tf32 else Tf32.CONVOLUTIONS
-    if options.tf32 and not (gpu.tensor_rate is not None and time_model(gpu).architecture.tf32):
+    prices = time_model(gpu, tf32=tf32, flash=options.flash)
+    if options.tf32 and not (gpu.tensor_rate is not None and prices.architecture.tf32):
         what = f"{gpu.name} has no matrix units for TF32, which came with Ampere, or their rate is not stated"
         remedy = "give a GPU such as a100-80gb, rtx4090 or h100, or leave it out"
         raise InputError.single("", "tf32", what, remedy)
@@ -140,7 +141,7 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
         output=OutputLife.HELD,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    trace = trace_of_session(session, time_model(gpu, tf32=tf32, flash=options.flash), info)
+    trace = trace_of_session(session, prices, info)
     if trace is None:
         what = f"{of.sizes} need more bytes or operations than a trace can hold"
         raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
