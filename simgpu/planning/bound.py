@@ -7,11 +7,12 @@ dependencies. Other programs, such as those with a barrier at each layer or with
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from simgpu.planning.bound_facts import BoundFacts
 from simgpu.planning.bound_links import Links
@@ -203,20 +204,45 @@ def _time_bound(facts: BoundFacts, own: Sequence[int], k: int) -> int:
     last = max((facts.gaps[f].before for f in candidates), default=k + 1)
     fixed = facts.worked[begins // 2] + facts.work(2 * k + 1, 2 * k + 2) + facts.work(2 * last + 1, 2 * facts.kernels)
 
+    copied, recomputed = Filling(by_rate(copies)), Filling(by_rate(recomputes))
+
     def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
+        return copied.most_bytes(ns - fixed) + recomputed.most_bytes(ns - compute) >= missing
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))
+    return smallest(enough, compute, compute + fixed + copied.ns + recomputed.ns)
 
 
-def filled(items: Sequence[tuple[int, int]], ns: int) -> int:
-    """The most bytes that items (bytes, time) can free in `ns`; fractions are allowed and rounded up."""
-    total = 0
-    for size, each in sorted(items, key=lambda item: Fraction(item[1], item[0])):
-        if each > ns:
-            return total + (-(-size * ns // each) if ns > 0 else 0)
-        total, ns = total + size, ns - each
-    return total
+def by_rate(items: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Items (bytes, time), those first that free the most bytes in a time."""
+    return sorted(items, key=lambda item: Fraction(item[1], item[0]))
+
+
+class Filling:
+    """What items (bytes, time) can free in a time, the first ones first; fractions of an item are allowed.
+
+    >>> [Filling([(10, 1), (10, 4)]).most_bytes(ns) for ns in (0, 1, 3, 9)]
+    [0, 10, 15, 20]
+    """
+
+    def __init__(self, items: Sequence[tuple[int, int]]) -> None:
+        self._items = items
+        self._bytes = [0, *accumulate(size for size, _ in items)]
+        self._ns = [0, *accumulate(ns for _, ns in items)]
+
+    @property
+    def ns(self) -> int:
+        """The time that all items take."""
+        return self._ns[-1]
+
+    def most_bytes(self, ns: int) -> int:
+        """The most bytes freed in `ns`, rounded up."""
+        if ns < 0:
+            return 0
+        whole = bisect_right(self._ns, ns) - 1
+        if whole == len(self._items):
+            return self._bytes[whole]
+        size, each = self._items[whole]
+        return self._bytes[whole] - (-size * (ns - self._ns[whole]) // each)
 
 
 def smallest(enough: Callable[[int], bool], low: int, high: int) -> int:

@@ -16,7 +16,9 @@ Programs that split the batch, choose other algorithms, reorder kernels, compres
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 
 from simgpu.compression.codecs.registry import codec_names
@@ -24,15 +26,17 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.memory.transfer import stream_ns
-from simgpu.planning.bound import Bound, filled, smallest
+from simgpu.planning.bound import Bound, Filling, smallest
 from simgpu.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """A block that is live over a gap: last write, next use, bytes, times to copy it out and in, to recompute it."""
+    """A block over a gap: last write, last use before it, next use, bytes, times to copy it out and in, to recompute
+    it."""
 
     written: int
+    after: int
     before: int
     bytes: int
     copies_ns: int
@@ -57,17 +61,13 @@ def wide_bound(graph: TaskGraph, node: NodeSpec, budget: int) -> Bound:
     if peak > budget:
         how = f"a kernel needs {format_bytes(peak)} for its own blocks, above the budget of {format_bytes(budget)}"
         return Bound(worked[-1], worked[-1], peak, kernel, False, () if kernel is None else (kernel,), how)
-    live = _live_blocks(graph, node, sizes)
-    times = {k: _time_bound(k, need - budget, live[k], worked) for k, need in enumerate(own)}
-    ns = max(times.values(), default=worked[-1])
-    pressure = tuple(k for k, each in times.items() if each == ns > worked[-1])
+    ns, pressure = _slowest_kernels([need - budget for need in own], _live_blocks(graph, node, sizes), worked)
     how = "whatever a program moves, one kernel at a time" if pressure else "time of the kernels"
     return Bound(ns, worked[-1], peak, kernel, True, pressure, how)
 
 
-def _live_blocks(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[list[_Live]]:
-    """For each kernel, the blocks written by kernels that are live while it runs, except its own."""
-    blocks_by_kernel: list[list[_Live]] = [[] for _ in graph.kernels]
+def _live_blocks(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> Iterator[_Live]:
+    """The gaps over which blocks that kernels wrote are live."""
     writers = [[k for k in uses if b in graph.writes[k]] for b, uses in enumerate(graph.uses)]
     for b, size in enumerate(sizes):
         for gap in graph.gaps(b):
@@ -81,10 +81,8 @@ def _live_blocks(graph: TaskGraph, node: NodeSpec, sizes: list[int]) -> list[lis
             freed = min(size, aligned(smaller, node.gpu.alignment))
             # A kernel with several outputs recomputes all of them at once: none has a time of its own.
             single = len(graph.writes[written]) == 1
-            live = _Live(written, gap.before, freed, copies, graph.durations[written] if single else 0)
-            for k in range(gap.after + 1, gap.before):
-                blocks_by_kernel[k].append(live)
-    return blocks_by_kernel
+            recompute_ns = graph.durations[written] if single else 0
+            yield _Live(written, gap.after, gap.before, freed, copies, recompute_ns)
 
 
 def _encoded(graph: TaskGraph, b: int) -> int:
@@ -96,17 +94,55 @@ def _encoded(graph: TaskGraph, b: int) -> int:
     return min(graph.sizes[b], *known, graph.copy_sizes[b])
 
 
-def _time_bound(k: int, own: int, live: list[_Live], worked: list[int]) -> int:
-    """The shortest time in which enough can be offloaded or dropped while kernel k runs. own: bytes of k over the
-    budget."""
-    compute, missing = worked[-1], own + sum(live.bytes for live in live)
-    if missing <= 0:
-        return compute
-    fixed = worked[min(live.written for live in live) + 1] + compute - worked[max(live.before for live in live)]
-    copies = [(live.bytes, live.copies_ns) for live in live if live.bytes]
-    recomputes = [(live.bytes, live.recompute_ns) for live in live if live.bytes]
+def _slowest_kernels(own: list[int], live: Iterable[_Live], worked: list[int]) -> tuple[int, tuple[int, ...]]:
+    """The largest of the kernels' time bounds, and the kernels that have it where it exceeds their time.
 
-    def enough(ns: int) -> bool:
-        return filled(copies, ns - fixed) + filled(recomputes, ns - compute) >= missing
+    own: bytes of each kernel over the budget.
+    """
+    gaps = [each for each in live if each.bytes]
+    copied = _during(sorted(gaps, key=lambda each: Fraction(each.copies_ns, each.bytes)), len(own))
+    recomputed = _during(sorted(gaps, key=lambda each: Fraction(each.recompute_ns, each.bytes)), len(own))
+    largest, slowest = worked[-1], list[int]()
+    for k, over in enumerate(own):
+        demand = _Demand(over, copied[k], recomputed[k], worked)
+        if not demand.met(largest):
+            largest, slowest = demand.time_bound(largest), [k]
+        elif slowest and not demand.met(largest - 1):
+            slowest.append(k)
+    return largest, tuple(slowest)
 
-    return smallest(enough, compute, compute + fixed + sum(ns for _, ns in (*copies, *recomputes)))
+
+def _during(gaps: list[_Live], kernels: int) -> list[list[_Live]]:
+    """For each kernel, the gaps in which it runs, in the same order."""
+    by_kernel: list[list[_Live]] = [[] for _ in range(kernels)]
+    for each in gaps:
+        for k in range(each.after + 1, each.before):
+            by_kernel[k].append(each)
+    return by_kernel
+
+
+class _Demand:
+    """What must be offloaded or dropped while a kernel runs.
+
+    own: bytes of the kernel over the budget. copied, recomputed: gaps in which it runs, by time per byte.
+    """
+
+    def __init__(self, own: int, copied: list[_Live], recomputed: list[_Live], worked: list[int]) -> None:
+        self.missing = own + sum(each.bytes for each in copied)
+        self.compute = worked[-1]
+        if self.missing > 0 and copied:
+            first, last = min(each.written for each in copied), max(each.before for each in copied)
+            self.fixed = worked[first + 1] + self.compute - worked[last]
+            self.copied = Filling([(each.bytes, each.copies_ns) for each in copied])
+            self.recomputed = Filling([(each.bytes, each.recompute_ns) for each in recomputed])
+
+    def met(self, ns: int) -> bool:
+        """Whether enough can be offloaded or dropped in this time."""
+        if self.missing <= 0:
+            return True
+        freed = self.copied.most_bytes(ns - self.fixed) + self.recomputed.most_bytes(ns - self.compute)
+        return freed >= self.missing
+
+    def time_bound(self, low: int) -> int:
+        """The shortest time, from `low` on, in which enough can be offloaded or dropped."""
+        return smallest(self.met, low, self.compute + self.fixed + self.copied.ns + self.recomputed.ns)

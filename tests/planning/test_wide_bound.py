@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +16,7 @@ from simgpu.experiments.bounds import time_lower_bound, time_lower_bounds
 from simgpu.experiments.compare import compare
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.planning.bound import Filling, by_rate
 from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
 from simgpu.policies.joint.time_bounds import NOT_BOUNDED, is_bounded, moves_only_activations
@@ -122,6 +126,18 @@ def test_the_bound_of_a_chain_is_the_fastest_mix_of_copies_and_recomputation() -
     node = NodeSpec("example", GpuSpec("gpu", 10**4), LinkSpec("pcie", 10**8, 10**8))
     assert wide_bound(tasks, node, 200).ns == 443
     assert wide_bound(tasks, node, 400).ns == 400
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), max_size=8), st.integers(-5, 300))
+def test_what_can_be_freed_in_a_time_is_that_of_items_taken_one_by_one(items: list[tuple[int, int]], ns: int) -> None:
+    ordered, freed, left = by_rate(items), 0, ns
+    assert all(a[1] * b[0] <= b[1] * a[0] for a, b in pairwise(ordered))
+    for size, each in ordered:
+        if each > left:
+            freed += ceil(Fraction(size * max(left, 0), each)) if each else 0
+            break
+        freed, left = freed + size, left - each
+    assert Filling(ordered).most_bytes(ns) == freed
 
 
 def test_the_minimum_peak_is_the_largest_working_set_of_a_kernel() -> None:

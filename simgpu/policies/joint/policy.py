@@ -5,7 +5,9 @@ distances than one layer step (as Capuchin's in-triggers allow) and, where the t
 (CSWAP, section IV). One search covers all of them, with the evaluator of HOME's section 3.4: it starts from the
 placements of HOME, SuperNeurons and Capuchin and exchanges decisions (`simgpu.policies.joint.exploring`). The machine
 then runs the result and the programs of these policies and of vDNN, and the fastest is adopted: `joint` is never slower
-than any of them.
+than any of them. HOME's particles recombine (``update=recombine``) where the feature maps are more than
+`FULL_UPDATES`: one full update of 500 particles scores two placements for each feature map and particle, and takes
+half a minute for a decoder of 32 layers.
 
 A note gives the gap to a lower bound on the time of every placement of these actions within the budget or, where a
 program moves more than feature maps, of every program (`simgpu.policies.joint.time_bounds`).
@@ -59,6 +61,9 @@ _RIVALS: tuple[tuple[str, Policy], ...] = (
     ("capuchin(version=published)", Capuchin(version="published")),
 )
 
+#: The most feature maps for which HOME's particles are updated in full.
+FULL_UPDATES = 250
+
 #: Placements by policy, as numbers of HOME's three actions.
 Starts = dict[str, Vector]
 
@@ -84,6 +89,7 @@ class Joint(PlacingPolicy):
         """
         # A copy of the generator, so that HOME draws the same numbers as in a run of `home`.
         home_context = replace(context, rng=deepcopy(context.rng))
+        home = _home(Decisions.of(context.graph))
         starts = _starts(context)
         decisions = self.decisions(context)
         evaluator = evaluator_of(context, decisions)
@@ -96,7 +102,7 @@ class Joint(PlacingPolicy):
             more = {f"search {n}": vector for n, vector in enumerate(shortlist.vectors)}
             makers |= {each: partial(program_of, context.graph, decisions, vector) for each, vector in more.items()}
             vectors |= more
-            makers["home, by runs"] = partial(Home().plan, home_context)
+            makers[f"{policy_label(home)}, by runs"] = partial(home.plan, home_context)
         runs = tried(context, makers)
         best = min(runs, key=lambda run: run.time_ns, default=None)
         label, program = ("search", searched) if best is None else best[:2]
@@ -146,11 +152,16 @@ def _starts(context: PlanContext) -> Starts:
     require_one_stream(graph, Joint.name)
     require_reads(graph)
     basic = Decisions.of(graph)
+    home = _home(basic)
     return {
-        "home": Home().place(context, basic),
+        policy_label(home): home.place(context, basic),
         "capuchin": first_to_current(graph, node, budget, basic),
         "superneurons": SuperNeurons().place(context, basic),
     }
+
+
+def _home(decisions: Decisions) -> Home:
+    return Home() if len(decisions.maps) <= FULL_UPDATES else Home(update="recombine")
 
 
 def _rivals(context: PlanContext, decisions: Decisions, starts: Starts) -> dict[str, Callable[[], Program]]:
