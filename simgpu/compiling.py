@@ -88,7 +88,7 @@ def _forgiving_cache(function: Function) -> Any:
 def is_cached(module: str, function: str) -> bool:
     """Whether an earlier process has compiled a function of a module, and numba has kept it on disk."""
     path = Path(__file__).parents[1].joinpath(*module.split("."))
-    return any(next(folder.glob(f"{path.name}.{function}_*.nbi"), None) for folder in _cache_folders(path.parent))
+    return any(next(folder.glob(f"{path.name}.{function}[_-]*.nbi"), None) for folder in _cache_folders(path.parent))
 
 
 def _cache_folders(package: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from simgpu.program.opcodes import ACQUIRE, COPY, LAUNCH, RELEASE
 #: How a program is run, see `simgpu.machine.run.run_program`.
 Engine = Literal["auto", "simpy", "compiled"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-_NAME = "simgpu.machine.compiled"
+_NAME, _CACHING = "simgpu.machine.compiled", "simgpu.machine.compiled_caching"
 #: A copy over a shared link counts billionths of its bytes, and its rate is taken from them: below 4.6 GB, none passes
 #: 64 bits.
 _SAFE_BYTES = 2**62
@@ -72,7 +72,7 @@ def is_chosen(engine: Engine, program: Program, iterations: int, caching: bool =
     if util.find_spec("numba") is None:
         return False
     _past.executed += iterations * sum(sum(map(len, each.streams.values())) * each.repeat for each in program.segments)
-    loads = not caching and is_cached(_NAME, "execute")
+    loads = is_cached(_NAME, "execute") and (not caching or is_cached(_CACHING, "cached"))
     return _past.executed > (_WORTH_LOADING if loads else _WORTH_COMPILING)
 
 
