@@ -6,15 +6,16 @@ nor kernels (token numbers, initialization, text generation) are ignored, as tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
-from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.decoder import Decoder, HeadNorms
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
+from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 from simgpu.workloads.configured.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
 from simgpu.workloads.configured.unet_config import UNET, UNet, unet
@@ -116,16 +117,36 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
 
     name: of the model where the configuration does not contain one (``_name_or_path``).
     """
+    keys, named = Keys(values, source), _name(values, name)
     family = values.get("model_type")
+    if family == "gemma3":
+        return _text_part(keys, named or family)
     if not isinstance(family, str) or family not in _FAMILIES:
         what = "is missing" if family is None else f"{family!r} is not supported"
         remedy = f"give one of {', '.join(SUPPORTED)}"
         if family is not None:
             remedy += ", or follow the modules of transformers with simgpu record CONFIG --gpu NODE"
         raise InputError.single(source, "model_type", what, remedy)
-    keys = Keys(values, source)
-    sizes = _FAMILIES[family](keys)
-    decoder = Decoder(family=family, name=_name(values, name) or family, **sizes)
+    return _decoder(keys, Decoder(family=family, name=named or family, **_FAMILIES[family](keys)))
+
+
+def _text_part(keys: Keys, name: str) -> Decoder:
+    """The decoder of a Gemma 3 of images and text, as ``Gemma3ForCausalLM`` builds it from ``text_config``."""
+    inside = keys.value("text_config")
+    if not isinstance(inside, dict):
+        what = "is missing" if inside is None else f"{inside!r:.40} is not a JSON object"
+        keys.refuse("text_config", what, "give the keys of the decoder, or model_type gemma3_text")
+    keys.refuse_misspelt()
+    _check_class(keys)
+    part = Keys(inside if isinstance(inside, dict) else {}, keys.source, keys.problems, prefix="text_config.")
+    sizes = gemma3_text(part)
+    return _decoder(
+        part, Decoder(family="gemma3_text", name=name, **sizes, without="the vision tower and its projector")
+    )
+
+
+def _decoder(keys: Keys, decoder: Decoder) -> Decoder:
+    """The decoder, if nothing is wrong with it."""
     _check(keys, decoder)
     keys.refuse_misspelt()
     if keys.problems:
@@ -135,17 +156,11 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
 
 def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
-    _check_quantization(keys)
-    named = keys.values.get("architectures")
-    for name in named if isinstance(named, list) else ():
-        if isinstance(name, str) and name.endswith(_OTHER_HEADS) and not name.endswith("LMHeadModel"):
-            remedy = "remove the key to model a language model, or follow it with simgpu record CONFIG --gpu NODE"
-            keys.refuse("architectures", f"{name} is no language model", remedy)
+    _check_class(keys)
     for key in ("rope_scaling", "rope_parameters"):
-        rotary = keys.value(key)
-        kind = rotary.get("rope_type", rotary.get("type")) if isinstance(rotary, dict) else rotary
-        if rotary is not None and kind not in _ROTARY:
-            keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
+        for kind in _rotary_kinds(keys.value(key)):
+            if kind not in _ROTARY:
+                keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
     if keys.problems:
         return
     if decoder.heads % decoder.key_heads:
@@ -154,6 +169,26 @@ def _check(keys: Keys, decoder: Decoder) -> None:
     if decoder.rotary_width % 2 or decoder.rotary_width > decoder.head_width:
         what = f"{decoder.rotary_width} of {decoder.head_width} values of a head cannot be rotated in pairs"
         keys.refuse("head width", what, "give heads of an even width")
+
+
+def _rotary_kinds(rotary: object) -> Iterator[object]:
+    """The types of rotary embeddings; transformers 5 writes those of Gemma 3's two kinds of layers separately."""
+    if not isinstance(rotary, dict):
+        yield from () if rotary is None else (rotary,)
+        return
+    parts = [rotary[name] for name in ("full_attention", "sliding_attention") if name in rotary]
+    for part in parts or (rotary,):
+        yield part.get("rope_type", part.get("type")) if isinstance(part, dict) else part
+
+
+def _check_class(keys: Keys) -> None:
+    """Adds a problem for weights that are quantized, and for a class that is no language model."""
+    _check_quantization(keys)
+    named = keys.values.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        if isinstance(name, str) and name.endswith(_OTHER_HEADS) and not name.endswith("LMHeadModel"):
+            remedy = "remove the key to model a language model, or follow it with simgpu record CONFIG --gpu NODE"
+            keys.refuse("architectures", f"{name} is no language model", remedy)
 
 
 def _check_quantization(keys: Keys) -> None:
@@ -222,39 +257,7 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
     sizes = _qwen(keys)
     head, bias = head_width(keys, sizes, 128), keys.flag("attention_bias", False)
     names = {"head_width": head, "rotary_width": head, "query_bias": bias, "output_bias": bias}
-    return {**sizes, **names, "normalized_heads": True}
-
-
-def _gemma_sizes(keys: Keys, defaults: dict[str, int], key_count: int, activation: str) -> dict[str, Any]:
-    """What both versions have in common. activation: the key that names the activation."""
-    sizes = common_sizes(keys, {**defaults, "vocabulary": 256000}, positions=8192)
-    head, bias = head_width(keys, sizes, 256), keys.flag("attention_bias", False)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes, key_count),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation(activation, "gelu_pytorch_tanh"),
-        "tied": keys.flag("tie_word_embeddings", True),
-        "query_bias": bias,
-        "output_bias": bias,
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-    }
-
-
-def _gemma(keys: Keys) -> dict[str, Any]:
-    # transformers 4.51 reads the older key, whatever hidden_activation says.
-    return _gemma_sizes(keys, {"layers": 28, "width": 3072, "heads": 16, "inner": 24576}, 16, "hidden_act")
-
-
-def _gemma2(keys: Keys) -> dict[str, Any]:
-    defaults = {"layers": 26, "width": 2304, "heads": 8, "inner": 9216}
-    return {
-        **_gemma_sizes(keys, defaults, 4, "hidden_activation"),
-        "window": keys.number("sliding_window", 4096, 2**40),
-        "capped_scores": keys.values.get("attn_logit_softcapping", 50.0) is not None,
-        "capped_logits": keys.values.get("final_logit_softcapping", 30.0) is not None,
-    }
+    return {**sizes, **names, "head_norms": HeadNorms.HEAD}
 
 
 def _phi3(keys: Keys) -> dict[str, Any]:
@@ -355,8 +358,9 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    "gemma": _gemma,
-    "gemma2": _gemma2,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3_text,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,
@@ -368,4 +372,4 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
 }
 #: The values of ``model_type`` of decoders, and all supported ones.
 FAMILIES = tuple(_FAMILIES)
-SUPPORTED = (*FAMILIES, "t5")
+SUPPORTED = (*FAMILIES, "gemma3", "t5")

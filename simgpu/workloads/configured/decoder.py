@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Norms(StrEnum):
+    """Where a layer normalizes each of its two parts, attention and the feed-forward part."""
+
+    BEFORE = "before"
+    AROUND = "before and after"  # Gemma 2 and 3
+
+
+class HeadNorms(StrEnum):
+    """What of queries and keys is normalized together."""
+
+    HEAD = "head"  # the values of a head
+    TURNED = "turned"  # the same, in the order of heads and then tokens (Gemma 3)
+    TOKEN = "token"  # all heads of a token (OLMoE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +61,17 @@ class Decoder:
     query_bias, output_bias, inner_bias: of the products for queries, keys and values; for attention's result; and of
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
-    normalized_heads: whether queries and keys are normalized.
+    norms: where layers normalize. added_one: whether normalizations scale by one plus a weight, as Gemma's do.
+    head_norms: how queries and keys are normalized; None for not at all.
     parallel: whether attention and feed-forward part read the same value.
     embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
-    window: tokens from which on transformers adds a mask for a sliding window; None for never. Gemma 2 always adds one.
+    window: tokens from which on transformers adds a mask for a sliding window; None for never.
     windowed_from: the first layer in which the package flash-attn has that window.
+    whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's;
+        0 where masks are the same in all layers.
     experts: what replaces the feed-forward part in a mixture of experts.
     capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
+    without: what of the whole model is not modelled, for notes; empty for nothing.
     """
 
     family: str
@@ -70,16 +90,20 @@ class Decoder:
     output_bias: bool = False
     inner_bias: bool = False
     rotary_width: int = 0
-    normalized_heads: bool = False
+    norms: Norms = Norms.BEFORE
+    added_one: bool = False
+    head_norms: HeadNorms | None = None
     parallel: bool = False
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     dropout: float = 0.0
     window: int | None = None
     windowed_from: int = 0
+    whole_step: int = 0
     capped_scores: bool = False
     capped_logits: bool = False
     experts: Experts | None = None
+    without: str = ""
 
     @property
     def groups(self) -> int:
@@ -92,10 +116,17 @@ class Decoder:
         return experts is not None and layer not in experts.dense and (layer + 1) % experts.step == 0
 
     def window_of(self, layer: int) -> int | None:
-        """The window of the layer of this number, from 0; None for none. Masks have one only in Gemma 2's layers."""
-        slides = layer % 2 == 0 if self.family == "gemma2" else layer >= self.windowed_from
+        """The window of the layer of this number, from 0; None for none.
+
+        >>> sizes = dict(layers=6, width=64, heads=4, key_heads=4, head_width=16, inner=64, vocabulary=100)
+        >>> decoder = Decoder("gemma3_text", "", **sizes, positions=64, activation="gelu", tied=True, window=8,
+        ...     whole_step=6)
+        >>> [decoder.window_of(layer) for layer in range(6)]
+        [8, 8, 8, 8, 8, None]
+        """
+        slides = (layer + 1) % self.whole_step != 0 if self.whole_step else layer >= self.windowed_from
         return self.window if slides else None
 
     def needs_mask(self, length: int) -> bool:
         """Whether transformers adds a mask to fused attention of samples of this many tokens."""
-        return self.family == "gemma2" or (self.window is not None and length >= self.window)
+        return self.whole_step > 0 or (self.window is not None and length >= self.window)

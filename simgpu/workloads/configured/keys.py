@@ -30,12 +30,16 @@ ACTIVATIONS = {
 
 @dataclass(slots=True)
 class Keys:
-    """Reads the keys of a configuration and collects problems."""
+    """Reads the keys of a configuration and collects problems.
+
+    prefix: of the keys in messages, where they are inside another value.
+    """
 
     values: Mapping[str, Any]
     source: str
     problems: list[Problem] = field(default_factory=list)
     read: dict[str, None] = field(default_factory=dict)
+    prefix: str = ""
 
     def value(self, key: str, default: object = None) -> Any:
         """The value of a key, or the default where it is absent."""
@@ -60,7 +64,7 @@ class Keys:
                 self.refuse(key, "is not read", f"did you mean {close[0]!r}?")
 
     def refuse(self, key: str, what: str, remedy: str) -> None:
-        self.problems.append(Problem(self.source, key, what, remedy))
+        self.problems.append(Problem(self.source, self.prefix + key, what, remedy))
 
     def number(self, key: str, default: int | None, most: int = MOST_WIDTH, least: int = 1) -> int:
         """A whole number from `least` to `most`; also the default where the value is null."""
@@ -107,7 +111,8 @@ class Keys:
         """The part of a head that is rotated; transformers 5 writes it inside ``rope_parameters``."""
         inside = self.value("rope_parameters")
         if isinstance(inside, dict) and "partial_rotary_factor" in inside:
-            return Keys(inside, self.source, self.problems).fraction("partial_rotary_factor", default)
+            within = Keys(inside, self.source, self.problems, prefix="rope_parameters.")
+            return within.fraction("partial_rotary_factor", default)
         return self.fraction(key, default)
 
     def windowed_from(self, layers: int) -> int:

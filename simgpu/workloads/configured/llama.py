@@ -1,4 +1,4 @@
-"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Phi-3.
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3 and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.configured.decoder import HeadNorms, Norms
 from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
 from simgpu.workloads.configured.experts import GatedInner, SparseInner
 from simgpu.workloads.configured.parts import (
@@ -25,29 +27,32 @@ from simgpu.workloads.configured.parts import (
     window_mask,
 )
 from simgpu.workloads.configured.places import Places
-from simgpu.workloads.eager.pointwise import add, dropout, mul, scale
+from simgpu.workloads.eager.pointwise import add, cast, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import sliced, split, unsqueeze
 
-#: Families that scale the embedding, and normalize with one plus a weight.
-_GEMMA = ("gemma", "gemma2")
-_TWO_NORMS = ("input", "post_attention")
-_FOUR_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+#: Families that scale the embedding by a number on the host, after the angles of the rotary embedding.
+_SCALED_LATE = ("gemma", "gemma2")
+#: The normalizations of a layer, in the order of transformers' modules.
+_NORMS = {
+    Norms.BEFORE: ("input", "post_attention"),
+    Norms.AROUND: ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+}
 
 
 class LlamaModel:
     """The weights of the model, created in the order of transformers' modules."""
 
     def __init__(self, build: Build) -> None:
-        decoder, gemma = build.decoder, build.decoder.family in _GEMMA
+        decoder = build.decoder
         self.build = build
         session = build.session
         with session.layer("model"):
             with session.layer("embed_tokens"):
                 self.table = build.weight("weight", decoder.vocabulary, decoder.width)
             self.layers = [_Layer.create(build, number) for number in range(decoder.layers)]
-            self.norm = RmsNorm.create(build, "norm", decoder.width, gemma)
+            self.norm = RmsNorm.create(build, "norm", decoder.width)
         if decoder.tied:
             self.head = Linear(build, "lm_head", self.table)
         else:
@@ -59,14 +64,21 @@ class LlamaModel:
         with session.layer("model"):
             with session.layer("embed_tokens"):
                 x = embedding(session, tokens, self.table)
+                if self.build.decoder.family == "gemma3_text":
+                    x = mul(session, x, self._scale())
             positions = token_positions(self.build, tokens.shape[1])
             mask = causal_mask(self.build, tokens.shape[0], positions)
             places = places_of(self.build, mask, positions)
-            if self.build.decoder.family in _GEMMA:
+            if self.build.decoder.family in _SCALED_LATE:
                 x = scale(session, x)
             for layer in self.layers:
                 x = layer(x, places)
             return self.norm(x)
+
+    def _scale(self) -> Tensor:
+        """The number on the GPU by which Gemma 3 scales its embedding."""
+        session = self.build.session
+        return session.constant(f"{session.tape.layer}.embed_scale", (), self.build.dtype, BlockKind.OTHER)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer's results, limited if the model limits them."""
@@ -89,20 +101,19 @@ class _Layer:
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
         name = f"layers.{number}"
-        places = _FOUR_NORMS if build.decoder.family == "gemma2" else _TWO_NORMS
-        added_one = build.decoder.family in _GEMMA
         with build.session.layer(name):
             attention = _attention(build)
             inner = _inner(build, number)
             norms = tuple(
-                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width, added_one) for place in places
+                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width)
+                for place in _NORMS[build.decoder.norms]
             )
         return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, rate = self.build.session, self.build.decoder.dropout
         places = places._replace(window=self.window)
-        if len(self.norms) > len(_TWO_NORMS):
+        if self.build.decoder.norms == Norms.AROUND:
             return self._between_norms(x, places)
         first, second = self.norms
         with session.layer(self.name):
@@ -110,12 +121,14 @@ class _Layer:
             return add(session, x, dropout(session, self.inner(second(x)), rate))
 
     def _between_norms(self, x: Tensor, places: Places) -> Tensor:
-        """Gemma 2: each part between two normalizations, and a sliding window in every other layer."""
+        """Gemma 2 and 3: each part between two normalizations, and a sliding window in some layers."""
         session = self.build.session
         first, second, third, fourth = self.norms
         with session.layer(self.name):
-            if self.window is not None and places.mask is not None:
-                places = places._replace(mask=window_mask(session, places.mask))
+            if self.window is not None:
+                places = places.in_window()
+                if places.mask is not None:
+                    places = places._replace(mask=window_mask(session, places.mask))
             x = add(session, x, second(self.attention(first(x), places)))
             return add(session, x, fourth(self.inner(third(x))))
 
@@ -139,7 +152,7 @@ def _inner(build: Build, number: int) -> GatedInner | _FusedInner | SparseInner:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Separate products for queries, keys and values; Qwen3 normalizes queries and keys in each head."""
+    """Separate products for queries, keys and values; `HeadNorms` normalize queries and keys."""
 
     build: Build
     products: tuple[Linear, Linear, Linear]
@@ -158,20 +171,29 @@ class _Attention:
             )
             output = Linear.create(build, "o_proj", widths[0], decoder.width, decoder.output_bias)
             norms = None
-            if decoder.normalized_heads:
+            if decoder.head_norms is not None:
                 norms = RmsNorm.create(build, "q_norm", head), RmsNorm.create(build, "k_norm", head)
         return cls(build, (query, key, value), output, norms)
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
-        session, width = self.build.session, self.build.decoder.head_width
+        session = self.build.session
         with session.layer("self_attn"):
-            norms = (*(self.norms or (None, None)), None)
-            query, key, value = (
-                heads_of(session, product(x), width, norm) for product, norm in zip(self.products, norms, strict=True)
-            )
+            query, key, value = self._heads(x)
             cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
             query, key = (rotated(session, each, cosines, sines) for each in (query, key))
+            if places.mask is not None and self.build.decoder.head_norms == HeadNorms.TURNED:
+                places = places._replace(mask=cast(session, places.mask, query.dtype))
             return self.output(attended(self.build, query, key, value, places))
+
+    def _heads(self, x: Tensor) -> list[Tensor]:
+        """Queries, keys and values, (batch, heads, tokens, width)."""
+        session, decoder = self.build.session, self.build.decoder
+        norms = (*(self.norms or (None, None)), None)
+        if decoder.head_norms != HeadNorms.TURNED:
+            pairs = zip(self.products, norms, strict=True)
+            return [heads_of(session, product(x), decoder.head_width, norm) for product, norm in pairs]
+        heads = [heads_of(session, product(x), decoder.head_width) for product in self.products]
+        return [each if norm is None else norm(each) for each, norm in zip(heads, norms, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simgpu.workloads.configured.decoder import Experts
+from simgpu.workloads.configured.decoder import Experts, HeadNorms
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 
 #: Most experts of a layer and of all layers, above those published (256 and 15,616): more would take minutes to build.
@@ -53,7 +53,7 @@ def qwen3_moe(keys: Keys) -> dict[str, Any]:
         **_common(keys, sizes, 4, head_width(keys, sizes)),
         "query_bias": bias,
         "output_bias": bias,
-        "normalized_heads": True,
+        "head_norms": HeadNorms.HEAD,
         "window": _window(keys),
         "windowed_from": keys.windowed_from(sizes["layers"]),
         "experts": _experts(keys, sizes, "num_experts", 128, 8, inner, choosable=True),

@@ -146,19 +146,18 @@ class Linear:
 class RmsNorm:
     """Normalization by the root mean square in float32, as each model's own module computes it.
 
-    added_one: Gemma's, which scales by one plus the weight in float32, before it returns to the weight's format.
+    Gemma's scales by one plus the weight in float32, before it returns to the weight's format.
     """
 
     build: Build
     name: str
     weight: Tensor
-    added_one: bool = False
 
     @classmethod
-    def create(cls, build: Build, name: str, width: int, added_one: bool = False) -> RmsNorm:
+    def create(cls, build: Build, name: str, width: int) -> RmsNorm:
         """Creates the weight."""
         with build.session.layer(name):
-            return cls(build, name, build.weight("weight", width), added_one)
+            return cls(build, name, build.weight("weight", width))
 
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
@@ -166,7 +165,7 @@ class RmsNorm:
             wide = cast(session, x, "float32")
             variance = mean(session, power(session, wide))
             normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
-            if not self.added_one:
+            if not self.build.decoder.added_one:
                 return mul(session, self.weight, cast(session, normal, x.dtype))
             factor = add_number(session, cast(session, self.weight, "float32"))
             return cast(session, mul(session, normal, factor), x.dtype)
@@ -230,13 +229,18 @@ def token_positions(build: Build, length: int) -> Tensor:
 
 def places_of(build: Build, mask: Tensor | None, positions: Tensor) -> Places:
     """What attention of all layers reads. positions: of the tokens, (1, length)."""
-    return Places(rotary_angles(build, positions), mask, positions if build.of_package else None)
+    angles = rotary_angles(build, positions, "rotary_emb")
+    local = rotary_angles(build, positions, "rotary_emb_local") if build.decoder.family == "gemma3_text" else angles
+    return Places(angles, mask, positions if build.of_package else None, local=local)
 
 
-def rotary_angles(build: Build, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration."""
+def rotary_angles(build: Build, positions: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration.
+
+    name: of its module.
+    """
     session, half = build.session, build.decoder.rotary_width // 2
-    with session.layer("rotary_emb"):
+    with session.layer(name):
         name = f"{session.tape.layer}.inv_freq"
         frequencies = session.constant(name, (1, half, 1), "float32", BlockKind.OTHER)
         return _angles(build, frequencies, positions.seen((1, 1, positions.shape[1])))
@@ -330,7 +334,7 @@ def capped(session: Session, x: Tensor) -> Tensor:
 
 
 def window_mask(session: Session, mask: Tensor) -> Tensor:
-    """The causal mask without what is outside Gemma 2's sliding window, computed in each layer that has one."""
+    """The causal mask without what is outside a sliding window, computed in each layer that has one (Gemma 2, 3)."""
     (ones,) = session.run("ones_like", (), ((mask.shape, "bool"),))
     outside = elementwise(session, "tril", ones)
     (least,) = session.run("scalar_tensor", (), (((), mask.dtype),))
@@ -341,12 +345,12 @@ def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
 
     None for fused attention that needs none, or has no masks. The mask has one column more than tokens, the length of a
-    cache that does not exist, but for Gemma 2. Models with a sliding window mask what is outside it too.
+    cache that does not exist, but for Gemma 2 and 3. Models with a sliding window mask what is outside it too.
     """
     session, tokens = build.session, positions.shape[1]
     if build.of_package or (build.fused is not None and not build.decoder.needs_mask(tokens)):
         return None
-    width = tokens if build.decoder.family == "gemma2" else tokens + 1
+    width = tokens if build.decoder.whole_step else tokens + 1
     (mask,) = session.run("full", (), (((tokens, width), build.dtype),))
     has_window = build.decoder.family in _WINDOWED
     if tokens > 1 and not has_window:

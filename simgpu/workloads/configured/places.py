@@ -11,10 +11,15 @@ class Places(NamedTuple):
     """angles: cosines and sines of the rotary embedding, if any. mask: added to the scores, if any.
 
     positions: numbers of the tokens, where attention reads them. window: number of earlier keys that a layer's queries
-    see without a mask; None for all.
+    see without a mask; None for all. local: the angles of layers with a window, where others have theirs (Gemma 3).
     """
 
     angles: tuple[Tensor, ...] = ()
     mask: Tensor | None = None
     positions: Tensor | None = None
     window: int | None = None
+    local: tuple[Tensor, ...] = ()
+
+    def in_window(self) -> Places:
+        """What a layer with a window reads, with the same mask."""
+        return self._replace(angles=self.local)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Published(NamedTuple):
-    """A configuration and its number of parameters."""
+    """A configuration and its number of parameters; of Gemma 3 with images, those of the text part."""
 
     values: dict[str, Any]
     parameters: int
@@ -28,6 +28,14 @@ def _sizes(
         "vocab_size": vocabulary,
         **others,
     }
+
+
+def _gemma3(width: int, inner: int, layers: int, whole: int, **others: Any) -> Published:
+    """Gemma 3 with images. whole: parameters of the whole model; its vision tower (SigLIP, without a head) has
+    416,866,032, and the projector a matrix and a norm for its 1,152 values."""
+    text = _sizes("gemma3_text", width, inner, layers, others.pop("heads", 8), 262208, sliding_window=1024, **others)
+    text["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    return Published({"model_type": "gemma3", "text_config": text}, whole - 416_866_032 - 1152 * (width + 1))
 
 
 _LLAMA3 = {
@@ -82,6 +90,15 @@ PUBLISHED = {
     ),
     "google/gemma-2-2b": Published(
         _sizes("gemma2", 2304, 9216, 26, 8, 256000, num_key_value_heads=4, head_dim=256), 2_614_341_888
+    ),
+    "google/gemma-3-1b-pt": Published(
+        _sizes("gemma3_text", 1152, 6912, 26, 4, 262144, num_key_value_heads=1, head_dim=256, sliding_window=512),
+        999_885_952,
+    ),
+    "google/gemma-3-4b-pt": _gemma3(2560, 10240, 34, 4_300_079_472),
+    "google/gemma-3-12b-pt": _gemma3(3840, 15360, 48, 12_187_325_040, heads=16, num_key_value_heads=8),
+    "google/gemma-3-27b-pt": _gemma3(
+        5376, 21504, 62, 27_432_406_640, heads=32, num_key_value_heads=16, head_dim=128, query_pre_attn_scalar=168
     ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840

@@ -16,6 +16,7 @@ from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.sets import slow_except
 from tests.workloads.configured.published import PUBLISHED
 from tests.workloads.configured.transformers_models import expected, recorded
 
@@ -47,6 +48,27 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 64},
     "gemma": {"model_type": "gemma", **_SIZES, "num_key_value_heads": 1, "head_dim": 64},
     "gemma2": {"model_type": "gemma2", **_SIZES, "head_dim": 64, "sliding_window": 100},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **_SIZES,
+        "head_dim": 64,
+        "sliding_window": 100,
+        "sliding_window_pattern": 2,
+    },
+    "gemma3-text-part": {
+        "model_type": "gemma3",
+        "text_config": {
+            **_SIZES,
+            "num_key_value_heads": 8,
+            "sliding_window": 200,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "attention_dropout": 0.1,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    },
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
     "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
     "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
@@ -88,13 +110,15 @@ CASES = [
     (name, dtype, attention)
     for name in SMALL
     for dtype, attention in (("bfloat16", "sdpa"), ("bfloat16", "eager"), ("bfloat16", "flash_attention_2"))
-] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gpt2", "float32", "sdpa")]
+] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gemma3", "float32", "sdpa")]
+CASES += [("gpt2", "float32", "sdpa")]
 #: These run in every test run; the others take a minute together.
 QUICK = {
     ("llama", "bfloat16", "sdpa"),
     ("qwen3", "bfloat16", "flash_attention_2"),
     ("gpt2", "float32", "sdpa"),
     ("qwen2_moe", "bfloat16", "sdpa"),
+    ("gemma3", "bfloat16", "sdpa"),
 }
 
 
@@ -123,7 +147,7 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
     """
     mine = built(SMALL[name], dtype=dtype, attention=attention).trace
     theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, attention)
-    if attention == "flash_attention_2" and name in ("mistral-window", "gemma2"):
+    if attention == "flash_attention_2" and name in ("mistral-window", "gemma2", "gemma3", "gemma3-text-part"):
         mine, theirs = (_without_time_of_attention(trace) for trace in (mine, theirs))
     assert_equal(mine, theirs)
 
@@ -146,7 +170,7 @@ def assert_equal(mine: Trace, theirs: Trace) -> None:
     assert 0 <= peaks[1].peak_recorded.bytes - peaks[0].peak_recorded.bytes <= on_host
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3"), "llama"))
 def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
     assert_saved_alike(built(SMALL[name]).trace, recorded(SMALL[name], BATCH, LENGTH))
 

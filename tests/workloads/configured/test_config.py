@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,26 @@ def test_the_rotated_part_of_a_head_is_read_where_transformers_5_writes_it(famil
     assert earlier.rotary_width == earlier.head_width * 3 // 4
 
 
+TEXT = {key: value for key, value in SMALL.items() if key != "model_type"}
+
+
+def test_gemma_3_with_images_is_its_text_part() -> None:
+    classes = {"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"hidden_size": 32}}
+    whole = decoder_of({"model_type": "gemma3", "text_config": TEXT, **classes}, name="gemma-3")
+    text = decoder_of({"model_type": "gemma3_text", **TEXT}, name="gemma-3")
+    assert replace(whole, without="") == text
+    assert whole.without == "the vision tower and its projector"
+
+
+def test_windows_of_gemma_3_are_read_as_later_versions_write_them() -> None:
+    types = ["sliding_attention", "full_attention"]
+    own, later = (
+        decoder_of({**SMALL, "model_type": "gemma3_text", **names})
+        for names in ({"sliding_window_pattern": 2}, {"_sliding_window_pattern": 2, "layer_types": types})
+    )
+    assert own == later and [own.window_of(layer) for layer in range(2)] == [4096, None]
+
+
 def test_misspelt_keys_are_refused_together() -> None:
     """Their values would not count: the sizes would be the defaults of the family."""
     given = {**SMALL, "hiden_size": SMALL["hidden_size"], "num_hidden_layer": 2, "use_cache": True}
@@ -86,6 +107,30 @@ def test_misspelt_keys_are_refused_together() -> None:
         (
             {"architectures": ["LlamaModel"]},
             "LlamaModel is no language model; remove the key to model a language model",
+        ),
+        ({"model_type": "gemma3"}, "text_config: is missing; give the keys of the decoder, or model_type gemma3_text"),
+        ({"model_type": "gemma3", "text_config": 4}, "text_config: 4 is not a JSON object"),
+        ({"model_type": "gemma3", "text_confg": TEXT}, "text_confg: is not read; did you mean 'text_config'"),
+        (
+            {"model_type": "gemma3", "text_config": {**TEXT, "hidden_size": -1}},
+            "text_config.hidden_size: -1 is not a whole number",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {"hiden_size": 64}},
+            "text_config.hiden_size: is not read; did you mean 'hidden_size'",
+        ),
+        ({"model_type": "gemma3_text", "sliding_window_patern": 2}, "did you mean 'sliding_window_pattern'"),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: is not full_attention in every 6th layer and sliding_attention in all others; give",
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+            "rope_parameters: 'dynamic' is not a supported type",
+        ),
+        (
+            {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            "attention to later tokens is not modelled",
         ),
         ({"rope_scaling": 4}, "rope_scaling: 4 is not a supported type"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not modelled"),

@@ -56,6 +56,7 @@ ONE_LAYER = {"num_hidden_layers": 1, "vocab_size": 64}
                 ("gpt_neox", "float32", {}),
                 ("phi3", "bfloat16", {"attention": "eager"}),
                 ("gemma2", "bfloat16", {}),
+                ("gemma3", "bfloat16", {}),
                 ("qwen3", "float32", {"autocast": "float16"}),
             )
         ),

@@ -25,7 +25,12 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
         ("llama", "nf4-double", None),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("llama", "nf4", None), ("qwen2", "nf4", None), ("llama", "nf4-double", "bfloat16"))
+            for case in (
+                ("llama", "nf4", None),
+                ("qwen2", "nf4", None),
+                ("gemma3", "nf4", None),
+                ("llama", "nf4-double", "bfloat16"),
+            )
         ),
     ],
 )

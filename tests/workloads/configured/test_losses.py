@@ -29,6 +29,8 @@ _SLOW: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "llama", {"micro_batches": 2}),
     ("fused", "llama", {"lora": 8}),
     ("fused", "gemma2", {}),
+    ("chunked", "gemma3", {}),
+    ("fused", "gemma3", {}),
     ("fused", "llama-biased", {"dtype": "float32"}),
 ]
 

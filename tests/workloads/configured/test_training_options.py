@@ -24,7 +24,7 @@ from tests.workloads.configured.transformers_models import InBackward, adapted, 
 QUICK = {("llama", "bfloat16", "sdpa")}
 AUTOCASTS = [(name, "bfloat16", "sdpa") for name in SMALL]
 AUTOCASTS += [(name, "bfloat16", "eager") for name in SMALL]
-AUTOCASTS += [("llama", "float16", "sdpa"), ("gpt2", "float16", "sdpa")]
+AUTOCASTS += [("llama", "float16", "sdpa"), ("gpt2", "float16", "sdpa"), ("gemma3", "float16", "eager")]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,10 @@ def test_autocast_runs_and_saves_what_pytorch_does(name: str, autocast: str, att
 
 @pytest.mark.parametrize(
     ("name", "dtype", "autocast"),
-    [("llama", "float32", "bfloat16"), pytest.param("gemma", "bfloat16", None, marks=pytest.mark.slow)],
+    [
+        ("llama", "float32", "bfloat16"),
+        *(pytest.param(each, "bfloat16", None, marks=pytest.mark.slow) for each in ("gemma", "gemma3")),
+    ],
 )
 def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, autocast: str | None) -> None:
     mine = built(SMALL[name], dtype=dtype, autocast=autocast, micro_batches=2).trace
@@ -60,6 +63,7 @@ def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, aut
             for case in (
                 ("llama", "float32", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
                 ("gemma2", "bfloat16", ("gate_proj", "down_proj")),
+                ("gemma3", "bfloat16", ("q_proj", "k_proj", "up_proj")),
                 ("qwen2", "bfloat16", ("q_proj", "o_proj")),
                 ("phi3", "bfloat16", ("qkv_proj",)),
                 ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),

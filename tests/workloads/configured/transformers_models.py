@@ -41,8 +41,13 @@ class Expected(NamedTuple):
 
 
 def _config(values: dict[str, Any]) -> Any:
+    """The configuration; of Gemma 3 with images, that of the text part, which ``Gemma3ForCausalLM`` takes."""
     options = {**values, "use_cache": False}
-    return transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+    config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
+    if config.model_type == "gemma3":
+        config = config.get_text_config()
+        config.use_cache = False
+    return config
 
 
 def model(values: dict[str, Any], dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
