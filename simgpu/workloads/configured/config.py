@@ -12,7 +12,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
-from simgpu.workloads.configured.decoder import Decoder, HeadNorms
+from simgpu.workloads.configured.decoder import Decoder, HeadNorms, Norms
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
@@ -260,6 +260,25 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
     return {**sizes, **names, "head_norms": HeadNorms.HEAD}
 
 
+def _olmo2(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 50304}
+    sizes = common_sizes(keys, defaults, positions=2048)
+    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": bias,
+        "output_bias": bias,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "norms": Norms.AFTER,
+        "head_norms": HeadNorms.TOKEN,
+    }
+
+
 def _phi3(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
     sizes = common_sizes(keys, defaults, positions=4096)
@@ -361,6 +380,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3_text,
+    "olmo2": _olmo2,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

@@ -11,6 +11,7 @@ class Norms(StrEnum):
 
     BEFORE = "before"
     AROUND = "before and after"  # Gemma 2 and 3
+    AFTER = "after"  # OLMo 2
 
 
 class HeadNorms(StrEnum):
@@ -18,7 +19,7 @@ class HeadNorms(StrEnum):
 
     HEAD = "head"  # the values of a head
     TURNED = "turned"  # the same, in the order of heads and then tokens (Gemma 3)
-    TOKEN = "token"  # all heads of a token (OLMoE)
+    TOKEN = "token"  # all heads of a token (OLMo 2)
 
 
 @dataclass(frozen=True, slots=True)

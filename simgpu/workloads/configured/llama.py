@@ -1,10 +1,12 @@
-"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3 and Phi-3.
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2
+and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
@@ -34,10 +36,11 @@ from simgpu.workloads.eager.views import sliced, split, unsqueeze
 
 #: Families that scale the embedding by a number on the host, after the angles of the rotary embedding.
 _SCALED_LATE = ("gemma", "gemma2")
-#: The normalizations of a layer, in the order of transformers' modules.
-_NORMS = {
-    Norms.BEFORE: ("input", "post_attention"),
+#: The normalizations of a layer before and after attention, and before and after the feed-forward part.
+_NORMS: dict[Norms, tuple[str | None, ...]] = {
+    Norms.BEFORE: ("input", None, "post_attention", None),
     Norms.AROUND: ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+    Norms.AFTER: (None, "post_attention", None, "post_feedforward"),
 }
 
 
@@ -91,46 +94,50 @@ class LlamaModel:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """norms: before and after attention, and before and after the feed-forward part."""
+
     build: Build
     name: str
     attention: _Attention | _FusedAttention | EarlierAttention
     inner: GatedInner | _FusedInner | SparseInner
-    norms: tuple[RmsNorm, ...]
+    norms: tuple[RmsNorm | None, ...]
     window: int | None
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
-        name = f"layers.{number}"
+        name, width = f"layers.{number}", build.decoder.width
         with build.session.layer(name):
             attention = _attention(build)
             inner = _inner(build, number)
             norms = tuple(
-                RmsNorm.create(build, f"{place}_layernorm", build.decoder.width)
+                None if place is None else RmsNorm.create(build, f"{place}_layernorm", width)
                 for place in _NORMS[build.decoder.norms]
             )
         return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
-        session, rate = self.build.session, self.build.decoder.dropout
-        places = places._replace(window=self.window)
-        if self.build.decoder.norms == Norms.AROUND:
-            return self._between_norms(x, places)
-        first, second = self.norms
-        with session.layer(self.name):
-            x = add(session, x, dropout(session, self.attention(first(x), places), rate))
-            return add(session, x, dropout(session, self.inner(second(x)), rate))
-
-    def _between_norms(self, x: Tensor, places: Places) -> Tensor:
-        """Gemma 2 and 3: each part between two normalizations, and a sliding window in some layers."""
         session = self.build.session
-        first, second, third, fourth = self.norms
         with session.layer(self.name):
-            if self.window is not None:
-                places = places.in_window()
-                if places.mask is not None:
-                    places = places._replace(mask=window_mask(session, places.mask))
-            x = add(session, x, second(self.attention(first(x), places)))
-            return add(session, x, fourth(self.inner(third(x))))
+            places = self._places(places)
+            x = self._added(x, lambda normal: self.attention(normal, places), *self.norms[:2])
+            return self._added(x, self.inner, *self.norms[2:])
+
+    def _places(self, places: Places) -> Places:
+        """What attention of this layer reads. Gemma 2 and 3 hide what is outside the window in each layer with one."""
+        places = places._replace(window=self.window)
+        if self.window is None or not self.build.decoder.whole_step:
+            return places
+        mask = None if places.mask is None else window_mask(self.build.session, places.mask)
+        return places._replace(mask=mask, angles=places.local)
+
+    def _added(
+        self, x: Tensor, part: Callable[[Tensor], Tensor], before: RmsNorm | None, after: RmsNorm | None
+    ) -> Tensor:
+        """The sum of a value and what a part computes from it, normalized before and after."""
+        session, decoder = self.build.session, self.build.decoder
+        result = part(x if before is None else before(x))
+        result = result if after is None else after(result)
+        return add(session, x, dropout(session, result, decoder.dropout))
 
 
 def _attention(build: Build) -> _Attention | _FusedAttention | EarlierAttention:
@@ -172,7 +179,8 @@ class _Attention:
             output = Linear.create(build, "o_proj", widths[0], decoder.width, decoder.output_bias)
             norms = None
             if decoder.head_norms is not None:
-                norms = RmsNorm.create(build, "q_norm", head), RmsNorm.create(build, "k_norm", head)
+                together = widths[:2] if decoder.head_norms == HeadNorms.TOKEN else (head, head)
+                norms = RmsNorm.create(build, "q_norm", together[0]), RmsNorm.create(build, "k_norm", together[1])
         return cls(build, (query, key, value), output, norms)
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
@@ -188,12 +196,18 @@ class _Attention:
     def _heads(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, (batch, heads, tokens, width)."""
         session, decoder = self.build.session, self.build.decoder
-        norms = (*(self.norms or (None, None)), None)
-        if decoder.head_norms != HeadNorms.TURNED:
-            pairs = zip(self.products, norms, strict=True)
-            return [heads_of(session, product(x), decoder.head_width, norm) for product, norm in pairs]
-        heads = [heads_of(session, product(x), decoder.head_width) for product in self.products]
-        return [each if norm is None else norm(each) for each, norm in zip(heads, norms, strict=True)]
+        width, pairs = decoder.head_width, self._normalized()
+        if decoder.head_norms == HeadNorms.TURNED:
+            heads = [(heads_of(session, product(x), width), norm) for product, norm in pairs]
+            return [each if norm is None else norm(each) for each, norm in heads]
+        if decoder.head_norms == HeadNorms.TOKEN:
+            values = [product(x) if norm is None else norm(product(x)) for product, norm in pairs]
+            return [heads_of(session, each, width) for each in values]
+        return [heads_of(session, product(x), width, norm) for product, norm in pairs]
+
+    def _normalized(self) -> Iterator[tuple[Linear, RmsNorm | None]]:
+        """The products for queries, keys and values, with what normalizes each one's result."""
+        return zip(self.products, (*(self.norms or (None, None)), None), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

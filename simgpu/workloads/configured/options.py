@@ -96,7 +96,7 @@ _MASTERS = {
 }
 #: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
 _OF_LIGER = frozenset(
-    ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+    ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe")
 )
 
 

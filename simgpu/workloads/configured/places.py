@@ -19,7 +19,3 @@ class Places(NamedTuple):
     positions: Tensor | None = None
     window: int | None = None
     local: tuple[Tensor, ...] = ()
-
-    def in_window(self) -> Places:
-        """What a layer with a window reads, with the same mask."""
-        return self._replace(angles=self.local)

@@ -100,6 +100,12 @@ PUBLISHED = {
     "google/gemma-3-27b-pt": _gemma3(
         5376, 21504, 62, 27_432_406_640, heads=32, num_key_value_heads=16, head_dim=128, query_pre_attn_scalar=168
     ),
+    "allenai/OLMo-2-0425-1B": Published(_sizes("olmo2", 2048, 8192, 16, 16, 100352), 1_484_916_736),
+    "allenai/OLMo-2-1124-7B": Published(_sizes("olmo2", 4096, 11008, 32, 32, 100352), 7_298_617_344),
+    "allenai/OLMo-2-1124-13B": Published(_sizes("olmo2", 5120, 13824, 40, 40, 100352), 13_716_198_400),
+    "allenai/OLMo-2-0325-32B": Published(
+        _sizes("olmo2", 5120, 27648, 64, 40, 100352, num_key_value_heads=8), 32_234_279_936
+    ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
     ),

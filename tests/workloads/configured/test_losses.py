@@ -31,6 +31,7 @@ _SLOW: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "gemma2", {}),
     ("chunked", "gemma3", {}),
     ("fused", "gemma3", {}),
+    ("fused", "olmo2", {}),
     ("fused", "llama-biased", {"dtype": "float32"}),
 ]
 
