@@ -279,6 +279,11 @@ def _olmo2(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _granite(keys: Keys) -> dict[str, Any]:
+    # The four numbers that multiply values decide neither sizes nor kernels.
+    return {**_llama(keys), "multiplied": True}
+
+
 def _phi3(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
     sizes = common_sizes(keys, defaults, positions=4096)
@@ -381,6 +386,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma2": gemma2,
     "gemma3_text": gemma3_text,
     "olmo2": _olmo2,
+    "granite": _granite,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

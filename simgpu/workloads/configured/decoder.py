@@ -64,6 +64,7 @@ class Decoder:
     rotary_width: values of a head that are rotated; 0 for trained positions.
     norms: where layers normalize. added_one: whether normalizations scale by one plus a weight, as Gemma's do.
     head_norms: how queries and keys are normalized; None for not at all.
+    multiplied: whether numbers multiply the embedding and the results of both parts, and divide the logits (Granite).
     parallel: whether attention and feed-forward part read the same value.
     embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
     window: tokens from which on transformers adds a mask for a sliding window; None for never.
@@ -94,6 +95,7 @@ class Decoder:
     norms: Norms = Norms.BEFORE
     added_one: bool = False
     head_norms: HeadNorms | None = None
+    multiplied: bool = False
     parallel: bool = False
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0

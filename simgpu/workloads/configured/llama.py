@@ -1,5 +1,5 @@
-"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2
-and Phi-3.
+"""Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
+Granite and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
@@ -69,6 +69,8 @@ class LlamaModel:
                 x = embedding(session, tokens, self.table)
                 if self.build.decoder.family == "gemma3_text":
                     x = mul(session, x, self._scale())
+            if self.build.decoder.multiplied:
+                x = scale(session, x)
             positions = token_positions(self.build, tokens.shape[1])
             mask = causal_mask(self.build, tokens.shape[0], positions)
             places = places_of(self.build, mask, positions)
@@ -84,12 +86,11 @@ class LlamaModel:
         return session.constant(f"{session.tape.layer}.embed_scale", (), self.build.dtype, BlockKind.OTHER)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer's results, limited if the model limits them."""
-        logits = self.head(hidden)
-        if not self.build.decoder.capped_logits:
-            return logits
-        with self.build.session.layer("loss"):
-            return capped(self.build.session, logits)
+        """The output layer's results, divided or limited if the model does so."""
+        session, decoder, logits = self.build.session, self.build.decoder, self.head(hidden)
+        with session.layer("loss"):
+            logits = scale(session, logits, "div") if decoder.multiplied else logits
+            return capped(session, logits) if decoder.capped_logits else logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class _Layer:
         session, decoder = self.build.session, self.build.decoder
         result = part(x if before is None else before(x))
         result = result if after is None else after(result)
+        result = scale(session, result) if decoder.multiplied else result
         return add(session, x, dropout(session, result, decoder.dropout))
 
 

@@ -243,15 +243,16 @@ class TrainingOptions:
         """What the form of the loss does not support."""
         if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
             what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
-            yield Problem("", "loss", what, "give eager or chunked")
+            yield Problem("", "loss", what, "give eager" if decoder.multiplied else "give eager or chunked")
         elif self.loss == LossForm.FUSED and self.autocast is not None:
             yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
         if self.loss == LossForm.CHUNKED_COMPILED and self.autocast is not None:
             what = "the compiled loss under autocast is not modelled"
             yield Problem("", "loss", what, "give chunked, or no autocast")
-        if self.loss in IN_CHUNKS and decoder.capped_logits:
-            what = f"the chunked loss with the limited logits of {decoder.family} is not modelled"
-            yield Problem("", "loss", what, "give eager or fused")
+        if self.loss in IN_CHUNKS and (decoder.capped_logits or decoder.multiplied):
+            changed = "limited" if decoder.capped_logits else "divided"
+            what = f"the chunked loss with the {changed} logits of {decoder.family} is not modelled"
+            yield Problem("", "loss", what, "give eager or fused" if has_fused_loss(decoder) else "give eager")
 
     def problems_of_float8(self, decoder: Decoder, tokens: int, gpu: GpuSpec) -> Iterator[Problem]:
         """What linear layers in float8 do not support. tokens: of a micro-batch."""

@@ -106,6 +106,12 @@ PUBLISHED = {
     "allenai/OLMo-2-0325-32B": Published(
         _sizes("olmo2", 5120, 27648, 64, 40, 100352, num_key_value_heads=8), 32_234_279_936
     ),
+    "ibm-granite/granite-3.1-2b-instruct": Published(
+        _sizes("granite", 2048, 8192, 40, 32, 49155, num_key_value_heads=8, tie_word_embeddings=True), 2_533_531_648
+    ),
+    "ibm-granite/granite-3.3-8b-instruct": Published(
+        _sizes("granite", 4096, 12800, 40, 32, 49159, num_key_value_heads=8, tie_word_embeddings=True), 8_170_864_640
+    ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
     ),

@@ -78,6 +78,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.1,
         "tie_word_embeddings": True,
     },
+    "granite": {"model_type": "granite", **_SIZES, "residual_multiplier": 0.22, "tie_word_embeddings": True},
+    "granite-biased": {"model_type": "granite", **_SIZES, "attention_bias": True, "mlp_bias": True},
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
     "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
     "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},

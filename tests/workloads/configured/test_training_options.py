@@ -65,6 +65,7 @@ def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, aut
                 ("gemma2", "bfloat16", ("gate_proj", "down_proj")),
                 ("gemma3", "bfloat16", ("q_proj", "k_proj", "up_proj")),
                 ("olmo2", "bfloat16", ("q_proj", "k_proj", "o_proj")),
+                ("granite", "bfloat16", ("v_proj", "down_proj")),
                 ("qwen2", "bfloat16", ("q_proj", "o_proj")),
                 ("phi3", "bfloat16", ("qkv_proj",)),
                 ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),
