@@ -284,6 +284,28 @@ def _granite(keys: Keys) -> dict[str, Any]:
     return {**_llama(keys), "multiplied": True}
 
 
+def _starcoder2(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 30, "width": 3072, "heads": 24, "inner": 12288, "vocabulary": 49152}
+    sizes = common_sizes(keys, defaults, positions=4096)
+    head, bias = head_width(keys, sizes), keys.flag("use_bias", True)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 2),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "gelu_pytorch_tanh"),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "query_bias": bias,
+        "output_bias": bias,
+        "inner_bias": bias,
+        "layer_norms": True,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "embedding_dropout": keys.fraction("embedding_dropout", 0.0),
+        "dropout": keys.fraction("residual_dropout", 0.0),
+        "window": keys.window(None),
+    }
+
+
 def _phi3(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
     sizes = common_sizes(keys, defaults, positions=4096)
@@ -387,6 +409,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma3_text": gemma3_text,
     "olmo2": _olmo2,
     "granite": _granite,
+    "starcoder2": _starcoder2,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

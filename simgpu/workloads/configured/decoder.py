@@ -63,6 +63,7 @@ class Decoder:
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
     norms: where layers normalize. added_one: whether normalizations scale by one plus a weight, as Gemma's do.
+    layer_norms: whether they also subtract the mean and add a bias (`torch.nn.LayerNorm`).
     head_norms: how queries and keys are normalized; None for not at all.
     multiplied: whether numbers multiply the embedding and the results of both parts, and divide the logits (Granite).
     parallel: whether attention and feed-forward part read the same value.
@@ -94,6 +95,7 @@ class Decoder:
     rotary_width: int = 0
     norms: Norms = Norms.BEFORE
     added_one: bool = False
+    layer_norms: bool = False
     head_norms: HeadNorms | None = None
     multiplied: bool = False
     parallel: bool = False

@@ -1,4 +1,5 @@
-"""The gated feed-forward part, and mixtures of such parts between which a router chooses, as in transformers 4.51.
+"""Feed-forward parts: plain ones, gated ones, and mixtures of these between which a router chooses, as in transformers
+4.51.
 
 The modules call each expert with the tokens that the router chose for it, one expert after another. Their numbers
 depend on the values at run time. Here the router balances them: each expert receives tokens x chosen / experts, and the
@@ -23,6 +24,28 @@ ROUTING_NOTE = (
     " Every expert receives an equal number of tokens (balanced routing); a real router's products and temporaries "
     "differ in size. PyTorch waits for the number of each expert's tokens; durations do not include this wait."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PlainInner:
+    """Two products with an activation between them. act: name of its module."""
+
+    build: Build
+    act: str
+    up: Linear
+    down: Linear
+
+    @classmethod
+    def create(cls, build: Build, up: str, down: str, act: str) -> PlainInner:
+        """Creates the weights of the products of these names."""
+        width, inner, bias = build.decoder.width, build.decoder.inner, build.decoder.inner_bias
+        with build.session.layer("mlp"):
+            first = Linear.create(build, up, width, inner, bias)
+            return cls(build, act, first, Linear.create(build, down, inner, width, bias))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self.build.session.layer("mlp"):
+            return self.down(activated(self.build, self.act, self.up(x)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite and Phi-3.
+Granite, Starcoder2 and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import HeadNorms, Norms
 from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
-from simgpu.workloads.configured.experts import GatedInner, SparseInner
+from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseInner
 from simgpu.workloads.configured.parts import (
     Build,
+    LayerNorm,
     Linear,
     RmsNorm,
     activated,
@@ -44,6 +45,15 @@ _NORMS: dict[Norms, tuple[str | None, ...]] = {
 }
 
 
+_Norm = RmsNorm | LayerNorm
+
+
+def _norm(build: Build, name: str) -> _Norm:
+    """A normalization of the values of a token."""
+    kind = LayerNorm if build.decoder.layer_norms else RmsNorm
+    return kind.create(build, name, build.decoder.width)
+
+
 class LlamaModel:
     """The weights of the model, created in the order of transformers' modules."""
 
@@ -55,7 +65,7 @@ class LlamaModel:
             with session.layer("embed_tokens"):
                 self.table = build.weight("weight", decoder.vocabulary, decoder.width)
             self.layers = [_Layer.create(build, number) for number in range(decoder.layers)]
-            self.norm = RmsNorm.create(build, "norm", decoder.width)
+            self.norm = _norm(build, "norm")
         if decoder.tied:
             self.head = Linear(build, "lm_head", self.table)
         else:
@@ -73,6 +83,7 @@ class LlamaModel:
                 x = scale(session, x)
             positions = token_positions(self.build, tokens.shape[1])
             mask = causal_mask(self.build, tokens.shape[0], positions)
+            x = dropout(session, x, self.build.decoder.embedding_dropout)
             places = places_of(self.build, mask, positions)
             if self.build.decoder.family in _SCALED_LATE:
                 x = scale(session, x)
@@ -100,19 +111,18 @@ class _Layer:
     build: Build
     name: str
     attention: _Attention | _FusedAttention | EarlierAttention
-    inner: GatedInner | _FusedInner | SparseInner
-    norms: tuple[RmsNorm | None, ...]
+    inner: PlainInner | GatedInner | _FusedInner | SparseInner
+    norms: tuple[_Norm | None, ...]
     window: int | None
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
-        name, width = f"layers.{number}", build.decoder.width
+        name = f"layers.{number}"
         with build.session.layer(name):
             attention = _attention(build)
             inner = _inner(build, number)
             norms = tuple(
-                None if place is None else RmsNorm.create(build, f"{place}_layernorm", width)
-                for place in _NORMS[build.decoder.norms]
+                None if place is None else _norm(build, f"{place}_layernorm") for place in _NORMS[build.decoder.norms]
             )
         return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
 
@@ -131,9 +141,7 @@ class _Layer:
         mask = None if places.mask is None else window_mask(self.build.session, places.mask)
         return places._replace(mask=mask, angles=places.local)
 
-    def _added(
-        self, x: Tensor, part: Callable[[Tensor], Tensor], before: RmsNorm | None, after: RmsNorm | None
-    ) -> Tensor:
+    def _added(self, x: Tensor, part: Callable[[Tensor], Tensor], before: _Norm | None, after: _Norm | None) -> Tensor:
         """The sum of a value and what a part computes from it, normalized before and after."""
         session, decoder = self.build.session, self.build.decoder
         result = part(x if before is None else before(x))
@@ -149,8 +157,10 @@ def _attention(build: Build) -> _Attention | _FusedAttention | EarlierAttention:
     return _FusedAttention.create(build) if build.decoder.family == "phi3" else _Attention.create(build)
 
 
-def _inner(build: Build, number: int) -> GatedInner | _FusedInner | SparseInner:
+def _inner(build: Build, number: int) -> PlainInner | GatedInner | _FusedInner | SparseInner:
     """The feed-forward part of the layer of this number."""
+    if build.decoder.family == "starcoder2":
+        return PlainInner.create(build, "c_fc", "c_proj", "act")
     if build.decoder.family == "phi3":
         return _FusedInner.create(build)
     experts = build.decoder.experts

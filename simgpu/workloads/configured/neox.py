@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simgpu.workloads.configured.experts import PlainInner
 from simgpu.workloads.configured.parts import (
     Build,
     LayerNorm,
     Linear,
-    activated,
     attended,
     causal_mask,
     heads_of,
@@ -62,6 +62,10 @@ _PHI = _Names(
 )
 
 
+def _inner(build: Build, names: _Names) -> PlainInner:
+    return PlainInner.create(build, names.up, names.down, names.act)
+
+
 class NeoxModel:
     """The weights of the model, created in the order of transformers' modules."""
 
@@ -106,34 +110,13 @@ class NeoxModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inner:
-    """The feed-forward part."""
-
-    build: Build
-    names: _Names
-    up: Linear
-    down: Linear
-
-    @classmethod
-    def create(cls, build: Build, names: _Names) -> _Inner:
-        width, inner = build.decoder.width, build.decoder.inner
-        with build.session.layer("mlp"):
-            up = Linear.create(build, names.up, width, inner, bias=True)
-            return cls(build, names, up, Linear.create(build, names.down, inner, width, bias=True))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        with self.build.session.layer("mlp"):
-            return self.down(activated(self.build, self.names.act, self.up(x)))
-
-
-@dataclass(frozen=True, slots=True)
 class _NeoxLayer:
     build: Build
     name: str
     norms: tuple[LayerNorm, LayerNorm]
     joint: Linear
     dense: Linear
-    inner: _Inner
+    inner: PlainInner
 
     @classmethod
     def create(cls, build: Build, number: int) -> _NeoxLayer:
@@ -145,7 +128,7 @@ class _NeoxLayer:
             with build.session.layer(_NEOX.attention):
                 joint = Linear.create(build, "query_key_value", width, 3 * width, decoder.query_bias)
                 dense = Linear.create(build, "dense", width, width, decoder.output_bias)
-            return cls(build, name, (first, second), joint, dense, _Inner.create(build, _NEOX))
+            return cls(build, name, (first, second), joint, dense, _inner(build, _NEOX))
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
         session, decoder = self.build.session, self.build.decoder
@@ -178,7 +161,7 @@ class _PhiLayer:
     name: str
     products: tuple[Linear, Linear, Linear]
     dense: Linear
-    inner: _Inner
+    inner: PlainInner
     norm: LayerNorm
 
     @classmethod
@@ -192,7 +175,7 @@ class _PhiLayer:
                     for each, width in zip("qkv", (queries, keys, keys), strict=True)
                 )
                 dense = Linear.create(build, "dense", queries, decoder.width, bias=True)
-            inner = _Inner.create(build, _PHI)
+            inner = _inner(build, _PHI)
             return cls(
                 build,
                 name,

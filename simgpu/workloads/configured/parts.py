@@ -40,7 +40,7 @@ from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
 
 #: Families whose mask has a sliding window, and that fill it in another way.
-_WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"))
+_WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "starcoder2"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

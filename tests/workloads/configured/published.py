@@ -112,6 +112,9 @@ PUBLISHED = {
     "ibm-granite/granite-3.3-8b-instruct": Published(
         _sizes("granite", 4096, 12800, 40, 32, 49159, num_key_value_heads=8, tie_word_embeddings=True), 8_170_864_640
     ),
+    "bigcode/starcoder2-3b": Published(
+        _sizes("starcoder2", 3072, 12288, 30, 24, 49152, num_key_value_heads=2, sliding_window=4096), 3_030_371_328
+    ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
     ),
