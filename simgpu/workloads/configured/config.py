@@ -12,7 +12,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
-from simgpu.workloads.configured.decoder import Decoder, HeadNorms, Norms
+from simgpu.workloads.configured.decoder import Decoder, HeadNorms, Norms, Rotation
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
@@ -306,6 +306,27 @@ def _starcoder2(keys: Keys) -> dict[str, Any]:
     }
 
 
+def _glm(keys: Keys) -> dict[str, Any]:
+    defaults = {"layers": 40, "width": 4096, "heads": 32, "inner": 13696, "vocabulary": 151552}
+    sizes = common_sizes(keys, defaults, positions=131072)
+    head = head_width(keys, sizes, 128)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 2),
+        "head_width": head,
+        "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.5)),
+        "rotation": Rotation.NEIGHBOURS,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": keys.flag("attention_bias", True),
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
+def _glm4(keys: Keys) -> dict[str, Any]:
+    return {**_glm(keys), "norms": Norms.AROUND}
+
+
 def _phi3(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 3072, "heads": 32, "inner": 8192, "vocabulary": 32064}
     sizes = common_sizes(keys, defaults, positions=4096)
@@ -410,6 +431,8 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "olmo2": _olmo2,
     "granite": _granite,
     "starcoder2": _starcoder2,
+    "glm": _glm,
+    "glm4": _glm4,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

@@ -10,7 +10,7 @@ class Norms(StrEnum):
     """Where a layer normalizes each of its two parts, attention and the feed-forward part."""
 
     BEFORE = "before"
-    AROUND = "before and after"  # Gemma 2 and 3
+    AROUND = "before and after"  # Gemma 2 and 3, GLM-4
     AFTER = "after"  # OLMo 2
 
 
@@ -20,6 +20,13 @@ class HeadNorms(StrEnum):
     HEAD = "head"  # the values of a head
     TURNED = "turned"  # the same, in the order of heads and then tokens (Gemma 3)
     TOKEN = "token"  # all heads of a token (OLMo 2)
+
+
+class Rotation(StrEnum):
+    """Which values of a head the rotary embedding rotates as a pair."""
+
+    HALVES = "halves"  # those half a width apart
+    NEIGHBOURS = "neighbours"  # neighbours; each layer repeats cosines and sines (GLM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class Decoder:
     query_bias, output_bias, inner_bias: of the products for queries, keys and values; for attention's result; and of
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
+    rotation: which values are rotated as a pair.
     norms: where layers normalize. added_one: whether normalizations scale by one plus a weight, as Gemma's do.
     layer_norms: whether they also subtract the mean and add a bias (`torch.nn.LayerNorm`).
     head_norms: how queries and keys are normalized; None for not at all.
@@ -93,6 +101,7 @@ class Decoder:
     output_bias: bool = False
     inner_bias: bool = False
     rotary_width: int = 0
+    rotation: Rotation = Rotation.HALVES
     norms: Norms = Norms.BEFORE
     added_one: bool = False
     layer_norms: bool = False

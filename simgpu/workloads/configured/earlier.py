@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.package_attention import package_attended
-from simgpu.workloads.configured.parts import Build, Linear, RmsNorm, heads_of, repeated, rotated
+from simgpu.workloads.configured.parts import Build, Linear, RmsNorm, heads_of, repeated
 from simgpu.workloads.configured.places import Places
+from simgpu.workloads.configured.rotary import rotated
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.normalization import softmax
 from simgpu.workloads.eager.pointwise import add, cast, dropout, scale

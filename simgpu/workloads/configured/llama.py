@@ -1,5 +1,5 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, Starcoder2 and Phi-3.
+Granite, Starcoder2, GLM, GLM-4 and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
@@ -23,13 +23,11 @@ from simgpu.workloads.configured.parts import (
     capped,
     causal_mask,
     heads_of,
-    partly_rotated,
-    places_of,
-    rotated,
     token_positions,
     window_mask,
 )
 from simgpu.workloads.configured.places import Places
+from simgpu.workloads.configured.rotary import partly_rotated, places_of, turned
 from simgpu.workloads.eager.pointwise import add, cast, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor
@@ -43,6 +41,7 @@ _NORMS: dict[Norms, tuple[str | None, ...]] = {
     Norms.AROUND: ("input", "post_attention", "pre_feedforward", "post_feedforward"),
     Norms.AFTER: (None, "post_attention", None, "post_feedforward"),
 }
+_GLM4_NORMS = ("input", "post_self_attn", "post_attention", "post_mlp")
 
 
 _Norm = RmsNorm | LayerNorm
@@ -122,7 +121,8 @@ class _Layer:
             attention = _attention(build)
             inner = _inner(build, number)
             norms = tuple(
-                None if place is None else _norm(build, f"{place}_layernorm") for place in _NORMS[build.decoder.norms]
+                None if place is None else _norm(build, f"{place}_layernorm")
+                for place in (_GLM4_NORMS if build.decoder.family == "glm4" else _NORMS[build.decoder.norms])
             )
         return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
 
@@ -161,7 +161,7 @@ def _inner(build: Build, number: int) -> PlainInner | GatedInner | _FusedInner |
     """The feed-forward part of the layer of this number."""
     if build.decoder.family == "starcoder2":
         return PlainInner.create(build, "c_fc", "c_proj", "act")
-    if build.decoder.family == "phi3":
+    if build.decoder.family in ("phi3", "glm", "glm4"):
         return _FusedInner.create(build)
     experts = build.decoder.experts
     if experts is not None and build.decoder.has_experts(number):
@@ -199,8 +199,7 @@ class _Attention:
         session = self.build.session
         with session.layer("self_attn"):
             query, key, value = self._heads(x)
-            cosines, sines = (unsqueeze(session, each, 1) for each in places.angles)
-            query, key = (rotated(session, each, cosines, sines) for each in (query, key))
+            query, key = turned(self.build, query, key, places)
             if places.mask is not None and self.build.decoder.head_norms == HeadNorms.TURNED:
                 places = places._replace(mask=cast(session, places.mask, query.dtype))
             return self.output(attended(self.build, query, key, value, places))
@@ -254,7 +253,7 @@ class _FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class _FusedInner:
-    """Phi-3's: one product for the gate and what it scales."""
+    """Phi-3's and GLM's: one product for the gate and what it scales."""
 
     build: Build
     product: Linear

@@ -12,11 +12,10 @@ from simgpu.workloads.configured.parts import (
     attended,
     causal_mask,
     heads_of,
-    partly_rotated,
-    places_of,
     token_positions,
 )
 from simgpu.workloads.configured.places import Places
+from simgpu.workloads.configured.rotary import partly_rotated, places_of
 from simgpu.workloads.eager.pointwise import add, dropout
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.tensor import Tensor

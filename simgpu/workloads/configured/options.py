@@ -95,9 +95,8 @@ _MASTERS = {
     MasterForm.MAIN_GRAD: "float32 copies of the weights, and gradients added up in float32",
 }
 #: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
-_OF_LIGER = frozenset(
-    ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe")
-)
+_OF_LIGER = frozenset(("gemma", "gemma2", "gemma3_text", "glm4", "llama", "mistral", "mixtral", "olmo2", "phi3"))
+_OF_LIGER |= frozenset(("qwen2", "qwen3", "qwen3_moe"))
 
 
 def has_fused_loss(decoder: Decoder) -> bool:

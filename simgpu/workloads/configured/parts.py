@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.adapters import OF_LOGITS, Adapter, Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.options import Float8Form, FourBitForm
@@ -20,24 +19,22 @@ from simgpu.workloads.eager.pointwise import (
     add,
     add_number,
     cast,
-    cat,
     clone,
     dropout,
     elementwise,
     mean,
     mul,
-    neg,
     power,
     relu,
     rsqrt,
     scale,
     tanh,
 )
-from simgpu.workloads.eager.products import batched_product, linear, product
+from simgpu.workloads.eager.products import batched_product, linear
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.views import contiguous, expand, reshape, sliced, transpose, unsqueeze
+from simgpu.workloads.eager.views import contiguous, expand, reshape, transpose, unsqueeze
 
 #: Families whose mask has a sliding window, and that fill it in another way.
 _WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "starcoder2"))
@@ -225,62 +222,6 @@ def token_positions(build: Build, length: int) -> Tensor:
     """The numbers of the tokens, (1, length), counted in every iteration."""
     (numbers,) = build.session.run("arange", (), (((length,), "int64"),))
     return numbers.seen((1, length))
-
-
-def places_of(build: Build, mask: Tensor | None, positions: Tensor) -> Places:
-    """What attention of all layers reads. positions: of the tokens, (1, length)."""
-    angles = rotary_angles(build, positions, "rotary_emb")
-    local = rotary_angles(build, positions, "rotary_emb_local") if build.decoder.family == "gemma3_text" else angles
-    return Places(angles, mask, positions if build.of_package else None, local=local)
-
-
-def rotary_angles(build: Build, positions: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration.
-
-    name: of its module.
-    """
-    session, half = build.session, build.decoder.rotary_width // 2
-    with session.layer(name):
-        name = f"{session.tape.layer}.inv_freq"
-        frequencies = session.constant(name, (1, half, 1), "float32", BlockKind.OTHER)
-        return _angles(build, frequencies, positions.seen((1, 1, positions.shape[1])))
-
-
-def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    session = build.session
-    angles = product(session, "bmm", frequencies, cast(session, positions, "float32"))
-    turned = transpose(session, angles, 1, 2)
-    both = cat(session, (turned, turned))
-    results = [scale(session, elementwise(session, op, both)) for op in ("cos", "sin")]
-    session.keep((positions, angles, both, *results))
-    cosines, sines = (cast(session, each, build.dtype) for each in results)
-    return cosines, sines
-
-
-def rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Heads (batch, heads, tokens, width) with their pairs of values rotated."""
-    half = x.shape[-1] // 2
-    plain = mul(session, x, cosines)
-    first, second = sliced(session, x, 0, half), sliced(session, x, half, 2 * half)
-    turned = cat(session, (neg(session, second), first))
-    return add(session, plain, mul(session, turned, sines))
-
-
-def partly_rotated(
-    build: Build, pair: tuple[Tensor, Tensor], cosines: Tensor, sines: Tensor, *, together: bool
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys with the first part of each head rotated, joined with the rest, which may be empty.
-
-    together: whether both are rotated before either is joined.
-    """
-    session, rotary = build.session, build.decoder.rotary_width
-    parts = [(sliced(session, x, 0, rotary), sliced(session, x, rotary, x.shape[-1])) for x in pair]
-    if together:
-        turned = [rotated(session, first, cosines, sines) for first, _ in parts]
-        query, key = (cat(session, (first, rest)) for first, (_, rest) in zip(turned, parts, strict=True))
-    else:
-        query, key = (cat(session, (rotated(session, first, cosines, sines), rest)) for first, rest in parts)
-    return query, key
 
 
 def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = None) -> Tensor:

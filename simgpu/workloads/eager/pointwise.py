@@ -247,3 +247,19 @@ def cat(session: Session, parts: Sequence[Tensor], dimension: int = -1) -> Tenso
 
     session.record((result,), parts, backward)
     return result
+
+
+def interleaved(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """Values of both in turn: ``stack`` along a new last dimension, which is then joined with the one before.
+
+    Saves nothing. The gradients are views of that of the result.
+    """
+    (result,) = session.run("stack", (first, second), (((*first.shape, 2), first.dtype),))
+    result = result.seen((*first.shape[:-1], 2 * first.shape[-1]))
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        return [grad.seen(first.shape, (*grad.strides[:-1], 2 * grad.strides[-1])) for _ in range(2)]
+
+    session.record((result,), (first, second), backward)
+    return result

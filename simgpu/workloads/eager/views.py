@@ -60,6 +60,19 @@ def sliced(session: Session, x: Tensor, begin: int, end: int) -> Tensor:
     return _view(session, x, (*x.shape[:-1], end - begin), x.strides, backward)
 
 
+def alternating(session: Session, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The values at even and at odd places of the last dimension, ``x[..., 0::2]`` and ``x[..., 1::2]``.
+
+    Backward copies the gradient of each into zeros of full size.
+    """
+    shape, strides = (*x.shape[:-1], x.shape[-1] // 2), (*x.strides[:-1], 2 * x.strides[-1])
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
+
+    return _view(session, x, shape, strides, backward), _view(session, x, shape, strides, backward)
+
+
 def sliced_rows(session: Session, x: Tensor) -> Tensor:
     """All rows, as ``x[..., -rows:, :]``: a slice whose backward copies the gradient into zeros all the same."""
 

@@ -115,6 +115,9 @@ PUBLISHED = {
     "bigcode/starcoder2-3b": Published(
         _sizes("starcoder2", 3072, 12288, 30, 24, 49152, num_key_value_heads=2, sliding_window=4096), 3_030_371_328
     ),
+    "THUDM/GLM-4-9B-0414": Published(
+        _sizes("glm4", 4096, 13696, 40, 32, 151552, num_key_value_heads=2, head_dim=128), 9_400_279_040
+    ),
     "microsoft/phi-2": Published(
         _sizes("phi", 2560, 10240, 32, 32, 51200, partial_rotary_factor=0.4, resid_pdrop=0.1), 2_779_683_840
     ),

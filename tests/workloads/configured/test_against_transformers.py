@@ -82,6 +82,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "granite-biased": {"model_type": "granite", **_SIZES, "attention_bias": True, "mlp_bias": True},
     "starcoder2": {"model_type": "starcoder2", **_SIZES, "residual_dropout": 0.1, "embedding_dropout": 0.1},
     "starcoder2-window": {"model_type": "starcoder2", **_SIZES, "use_bias": False, "sliding_window": 100},
+    "glm": {"model_type": "glm", **_SIZES, "head_dim": 32, "partial_rotary_factor": 1.0, "attention_bias": False},
+    "glm4": {"model_type": "glm4", **_SIZES, "head_dim": 32},
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
     "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
     "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
