@@ -12,7 +12,8 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
-from simgpu.workloads.configured.decoder import Decoder, HeadNorms, Norms, Rotation
+from simgpu.workloads.configured.decoder import Decoder, HeadNorms
+from simgpu.workloads.configured.dense_config import cohere, glm, glm4, granite, llama, olmo2, starcoder2
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
@@ -196,24 +197,6 @@ def _check_quantization(keys: Keys) -> None:
         keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
 
 
-def _llama(keys: Keys) -> dict[str, Any]:
-    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
-    sizes = common_sizes(keys, defaults, positions=2048)
-    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", False),
-        "query_bias": bias,
-        "output_bias": bias,
-        "inner_bias": keys.flag("mlp_bias", False),
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-    }
-
-
 def _mistral(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 14336, "vocabulary": 32000}
     sizes = common_sizes(keys, defaults, positions=131072)
@@ -258,73 +241,6 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
     head, bias = head_width(keys, sizes, 128), keys.flag("attention_bias", False)
     names = {"head_width": head, "rotary_width": head, "query_bias": bias, "output_bias": bias}
     return {**sizes, **names, "head_norms": HeadNorms.HEAD}
-
-
-def _olmo2(keys: Keys) -> dict[str, Any]:
-    defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 50304}
-    sizes = common_sizes(keys, defaults, positions=2048)
-    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", False),
-        "query_bias": bias,
-        "output_bias": bias,
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-        "norms": Norms.AFTER,
-        "head_norms": HeadNorms.TOKEN,
-    }
-
-
-def _granite(keys: Keys) -> dict[str, Any]:
-    # The four numbers that multiply values decide neither sizes nor kernels.
-    return {**_llama(keys), "multiplied": True}
-
-
-def _starcoder2(keys: Keys) -> dict[str, Any]:
-    defaults = {"layers": 30, "width": 3072, "heads": 24, "inner": 12288, "vocabulary": 49152}
-    sizes = common_sizes(keys, defaults, positions=4096)
-    head, bias = head_width(keys, sizes), keys.flag("use_bias", True)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes, 2),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_act", "gelu_pytorch_tanh"),
-        "tied": keys.flag("tie_word_embeddings", True),
-        "query_bias": bias,
-        "output_bias": bias,
-        "inner_bias": bias,
-        "layer_norms": True,
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-        "embedding_dropout": keys.fraction("embedding_dropout", 0.0),
-        "dropout": keys.fraction("residual_dropout", 0.0),
-        "window": keys.window(None),
-    }
-
-
-def _glm(keys: Keys) -> dict[str, Any]:
-    defaults = {"layers": 40, "width": 4096, "heads": 32, "inner": 13696, "vocabulary": 151552}
-    sizes = common_sizes(keys, defaults, positions=131072)
-    head = head_width(keys, sizes, 128)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes, 2),
-        "head_width": head,
-        "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.5)),
-        "rotation": Rotation.NEIGHBOURS,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", False),
-        "query_bias": keys.flag("attention_bias", True),
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-    }
-
-
-def _glm4(keys: Keys) -> dict[str, Any]:
-    return {**_glm(keys), "norms": Norms.AROUND}
 
 
 def _phi3(keys: Keys) -> dict[str, Any]:
@@ -421,18 +337,19 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
 
 
 _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
-    "llama": _llama,
+    "llama": llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3_text,
-    "olmo2": _olmo2,
-    "granite": _granite,
-    "starcoder2": _starcoder2,
-    "glm": _glm,
-    "glm4": _glm4,
+    "olmo2": olmo2,
+    "granite": granite,
+    "starcoder2": starcoder2,
+    "cohere": cohere,
+    "glm": glm,
+    "glm4": glm4,
     "phi3": _phi3,
     "phi": _phi,
     "gpt_neox": _gpt_neox,

@@ -12,12 +12,23 @@ class Norms(StrEnum):
     BEFORE = "before"
     AROUND = "before and after"  # Gemma 2 and 3, GLM-4
     AFTER = "after"  # OLMo 2
+    SHARED = "once, before both"  # Cohere
+
+
+class NormKind(StrEnum):
+    """How values are normalized."""
+
+    RMS = "root mean square"
+    ADDED_ONE = "root mean square, scaled by one plus a weight"  # Gemma
+    LAYER = "layer"  # torch.nn.LayerNorm
+    CENTRED = "layer, without a bias, operator by operator"  # Cohere
 
 
 class HeadNorms(StrEnum):
     """What of queries and keys is normalized together."""
 
     HEAD = "head"  # the values of a head
+    APART = "head, apart"  # the same, with a weight for each head, after all products (Cohere)
     TURNED = "turned"  # the same, in the order of heads and then tokens (Gemma 3)
     TOKEN = "token"  # all heads of a token (OLMo 2)
 
@@ -27,6 +38,7 @@ class Rotation(StrEnum):
 
     HALVES = "halves"  # those half a width apart
     NEIGHBOURS = "neighbours"  # neighbours; each layer repeats cosines and sines (GLM)
+    WIDE = "neighbours in float32"  # neighbours, in float32 (Cohere)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +82,10 @@ class Decoder:
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
     rotation: which values are rotated as a pair.
-    norms: where layers normalize. added_one: whether normalizations scale by one plus a weight, as Gemma's do.
-    layer_norms: whether they also subtract the mean and add a bias (`torch.nn.LayerNorm`).
+    norms, norm_kind: where layers normalize, and how.
     head_norms: how queries and keys are normalized; None for not at all.
-    multiplied: whether numbers multiply the embedding and the results of both parts, and divide the logits (Granite).
+    multiplied: whether numbers multiply the embedding and the results of both parts (Granite).
+    logits_by: the operator by which a number scales the logits, mul or div; None for none.
     parallel: whether attention and feed-forward part read the same value.
     embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
     window: tokens from which on transformers adds a mask for a sliding window; None for never.
@@ -103,10 +115,10 @@ class Decoder:
     rotary_width: int = 0
     rotation: Rotation = Rotation.HALVES
     norms: Norms = Norms.BEFORE
-    added_one: bool = False
-    layer_norms: bool = False
+    norm_kind: NormKind = NormKind.RMS
     head_norms: HeadNorms | None = None
     multiplied: bool = False
+    logits_by: str | None = None
     parallel: bool = False
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simgpu.workloads.configured.decoder import HeadNorms, Norms
+from simgpu.workloads.configured.decoder import HeadNorms, NormKind, Norms
 from simgpu.workloads.configured.keys import MOST, Keys, common_sizes, head_width, key_heads
 
 
@@ -62,7 +62,7 @@ def _common(keys: Keys, sizes: dict[str, Any], key_count: int, activation: str) 
         "query_bias": bias,
         "output_bias": bias,
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
-        "added_one": True,
+        "norm_kind": NormKind.ADDED_ONE,
     }
 
 

@@ -1,5 +1,6 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, Starcoder2, GLM, GLM-4 and Phi-3.
+Granite, Starcoder2, GLM, GLM-4, Cohere and
+Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
 """
@@ -13,16 +14,16 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import HeadNorms, Norms
 from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
 from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseInner
+from simgpu.workloads.configured.norms import Norm, norm_of
 from simgpu.workloads.configured.parts import (
     Build,
-    LayerNorm,
     Linear,
-    RmsNorm,
     activated,
     attended,
     capped,
     causal_mask,
     heads_of,
+    separated,
     token_positions,
     window_mask,
 )
@@ -30,8 +31,9 @@ from simgpu.workloads.configured.places import Places
 from simgpu.workloads.configured.rotary import partly_rotated, places_of, turned
 from simgpu.workloads.eager.pointwise import add, cast, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
+from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.views import sliced, split, unsqueeze
+from simgpu.workloads.eager.views import sliced, split, transpose, unsqueeze
 
 #: Families that scale the embedding by a number on the host, after the angles of the rotary embedding.
 _SCALED_LATE = ("gemma", "gemma2")
@@ -39,18 +41,10 @@ _SCALED_LATE = ("gemma", "gemma2")
 _NORMS: dict[Norms, tuple[str | None, ...]] = {
     Norms.BEFORE: ("input", None, "post_attention", None),
     Norms.AROUND: ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+    Norms.SHARED: ("input", None, None, None),
     Norms.AFTER: (None, "post_attention", None, "post_feedforward"),
 }
 _GLM4_NORMS = ("input", "post_self_attn", "post_attention", "post_mlp")
-
-
-_Norm = RmsNorm | LayerNorm
-
-
-def _norm(build: Build, name: str) -> _Norm:
-    """A normalization of the values of a token."""
-    kind = LayerNorm if build.decoder.layer_norms else RmsNorm
-    return kind.create(build, name, build.decoder.width)
 
 
 class LlamaModel:
@@ -64,7 +58,7 @@ class LlamaModel:
             with session.layer("embed_tokens"):
                 self.table = build.weight("weight", decoder.vocabulary, decoder.width)
             self.layers = [_Layer.create(build, number) for number in range(decoder.layers)]
-            self.norm = _norm(build, "norm")
+            self.norm = norm_of(build, "norm", decoder.width)
         if decoder.tied:
             self.head = Linear(build, "lm_head", self.table)
         else:
@@ -96,10 +90,10 @@ class LlamaModel:
         return session.constant(f"{session.tape.layer}.embed_scale", (), self.build.dtype, BlockKind.OTHER)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer's results, divided or limited if the model does so."""
+        """The output layer's results, scaled or limited if the model does so."""
         session, decoder, logits = self.build.session, self.build.decoder, self.head(hidden)
         with session.layer("loss"):
-            logits = scale(session, logits, "div") if decoder.multiplied else logits
+            logits = logits if decoder.logits_by is None else scale(session, logits, decoder.logits_by)
             return capped(session, logits) if decoder.capped_logits else logits
 
 
@@ -111,17 +105,17 @@ class _Layer:
     name: str
     attention: _Attention | _FusedAttention | EarlierAttention
     inner: PlainInner | GatedInner | _FusedInner | SparseInner
-    norms: tuple[_Norm | None, ...]
+    norms: tuple[Norm | None, ...]
     window: int | None
 
     @classmethod
     def create(cls, build: Build, number: int) -> _Layer:
-        name = f"layers.{number}"
+        name, width = f"layers.{number}", build.decoder.width
         with build.session.layer(name):
             attention = _attention(build)
             inner = _inner(build, number)
             norms = tuple(
-                None if place is None else _norm(build, f"{place}_layernorm")
+                None if place is None else norm_of(build, f"{place}_layernorm", width)
                 for place in (_GLM4_NORMS if build.decoder.family == "glm4" else _NORMS[build.decoder.norms])
             )
         return cls(build, name, attention, inner, norms, build.decoder.window_of(number))
@@ -130,6 +124,12 @@ class _Layer:
         session = self.build.session
         with session.layer(self.name):
             places = self._places(places)
+            if self.build.decoder.parallel:
+                (first, *_) = self.norms
+                assert first is not None
+                normal = first(x)
+                both = self.attention(normal, places), self.inner(normal)
+                return add(session, add(session, x, both[0]), both[1])
             x = self._added(x, lambda normal: self.attention(normal, places), *self.norms[:2])
             return self._added(x, self.inner, *self.norms[2:])
 
@@ -141,7 +141,7 @@ class _Layer:
         mask = None if places.mask is None else window_mask(self.build.session, places.mask)
         return places._replace(mask=mask, angles=places.local)
 
-    def _added(self, x: Tensor, part: Callable[[Tensor], Tensor], before: _Norm | None, after: _Norm | None) -> Tensor:
+    def _added(self, x: Tensor, part: Callable[[Tensor], Tensor], before: Norm | None, after: Norm | None) -> Tensor:
         """The sum of a value and what a part computes from it, normalized before and after."""
         session, decoder = self.build.session, self.build.decoder
         result = part(x if before is None else before(x))
@@ -176,7 +176,7 @@ class _Attention:
     build: Build
     products: tuple[Linear, Linear, Linear]
     output: Linear
-    norms: tuple[RmsNorm, RmsNorm] | None
+    norms: tuple[Norm, Norm] | None
 
     @classmethod
     def create(cls, build: Build) -> _Attention:
@@ -191,8 +191,12 @@ class _Attention:
             output = Linear.create(build, "o_proj", widths[0], decoder.width, decoder.output_bias)
             norms = None
             if decoder.head_norms is not None:
-                together = widths[:2] if decoder.head_norms == HeadNorms.TOKEN else (head, head)
-                norms = RmsNorm.create(build, "q_norm", together[0]), RmsNorm.create(build, "k_norm", together[1])
+                shapes: tuple[Sizes, Sizes] = (head,), (head,)
+                if decoder.head_norms == HeadNorms.TOKEN:
+                    shapes = (widths[0],), (widths[1],)
+                elif decoder.head_norms == HeadNorms.APART:
+                    shapes = (decoder.heads, head), (decoder.key_heads, head)
+                norms = norm_of(build, "q_norm", *shapes[0]), norm_of(build, "k_norm", *shapes[1])
         return cls(build, (query, key, value), output, norms)
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
@@ -208,15 +212,20 @@ class _Attention:
         """Queries, keys and values, (batch, heads, tokens, width)."""
         session, decoder = self.build.session, self.build.decoder
         width, pairs = decoder.head_width, self._normalized()
-        if decoder.head_norms == HeadNorms.TURNED:
-            heads = [(heads_of(session, product(x), width), norm) for product, norm in pairs]
-            return [each if norm is None else norm(each) for each, norm in heads]
-        if decoder.head_norms == HeadNorms.TOKEN:
-            values = [product(x) if norm is None else norm(product(x)) for product, norm in pairs]
-            return [heads_of(session, each, width) for each in values]
+        match decoder.head_norms:
+            case HeadNorms.TURNED:
+                heads = [(heads_of(session, product(x), width), norm) for product, norm in pairs]
+                return [each if norm is None else norm(each) for each, norm in heads]
+            case HeadNorms.TOKEN:
+                values = [product(x) if norm is None else norm(product(x)) for product, norm in pairs]
+                return [heads_of(session, each, width) for each in values]
+            case HeadNorms.APART:
+                apart = [(separated(session, product(x), width), norm) for product, norm in pairs]
+                normal = [each if norm is None else norm(each) for each, norm in apart]
+                return [transpose(session, each, 1, 2) for each in normal]
         return [heads_of(session, product(x), width, norm) for product, norm in pairs]
 
-    def _normalized(self) -> Iterator[tuple[Linear, RmsNorm | None]]:
+    def _normalized(self) -> Iterator[tuple[Linear, Norm | None]]:
         """The products for queries, keys and values, with what normalizes each one's result."""
         return zip(self.products, (*(self.norms or (None, None)), None), strict=True)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from simgpu.workloads.configured.adapters import OF_LOGITS, Adapter, Lora
-from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.decoder import Decoder, NormKind
 from simgpu.workloads.configured.options import Float8Form, FourBitForm
 from simgpu.workloads.configured.package_attention import package_attended
 from simgpu.workloads.configured.places import Places
@@ -162,7 +163,7 @@ class RmsNorm:
             wide = cast(session, x, "float32")
             variance = mean(session, power(session, wide))
             normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
-            if not self.build.decoder.added_one:
+            if self.build.decoder.norm_kind != NormKind.ADDED_ONE:
                 return mul(session, self.weight, cast(session, normal, x.dtype))
             factor = add_number(session, cast(session, self.weight, "float32"))
             return cast(session, mul(session, normal, factor), x.dtype)
@@ -224,11 +225,16 @@ def token_positions(build: Build, length: int) -> Tensor:
     return numbers.seen((1, length))
 
 
-def heads_of(session: Session, x: Tensor, width: int, norm: RmsNorm | None = None) -> Tensor:
+def heads_of(session: Session, x: Tensor, width: int, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """(batch, tokens, heads x width) as (batch, heads, tokens, width), each head normalized if `norm` is given."""
-    batch, tokens, total = x.shape
-    heads = reshape(session, x, (batch, tokens, total // width, width))
+    heads = separated(session, x, width)
     return transpose(session, heads if norm is None else norm(heads), 1, 2)
+
+
+def separated(session: Session, x: Tensor, width: int) -> Tensor:
+    """(batch, tokens, heads x width) as (batch, tokens, heads, width)."""
+    batch, tokens, total = x.shape
+    return reshape(session, x, (batch, tokens, total // width, width))
 
 
 def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:

@@ -36,7 +36,8 @@ def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tenso
     session = build.session
     angles = product(session, "bmm", frequencies, cast(session, positions, "float32"))
     turned = transpose(session, angles, 1, 2)
-    both = cat(session, (turned, turned))
+    is_wide = build.decoder.rotation == Rotation.WIDE
+    both = _twice(session, turned, turned.shape[-1]) if is_wide else cat(session, (turned, turned))
     results = [scale(session, elementwise(session, op, both)) for op in ("cos", "sin")]
     session.keep((positions, angles, both, *results))
     cosines, sines = (cast(session, each, build.dtype) for each in results)
@@ -51,8 +52,12 @@ def turned(build: Build, query: Tensor, key: Tensor, places: Places) -> tuple[Te
         half = decoder.rotary_width // 2
         cosines, sines = (_twice(session, each, half) for each in (cosines, sines))
         return partly_rotated(build, (query, key), cosines, sines, together=True)
-    first, second = (rotated(session, each, cosines, sines) for each in (query, key))
-    return first, second
+    if decoder.rotation == Rotation.WIDE:
+        wide = [cast(session, each, "float32") for each in (query, key)]
+        results = [_neighbours_rotated(session, each, cosines, sines) for each in wide]
+    else:
+        results = [rotated(session, each, cosines, sines) for each in (query, key)]
+    return cast(session, results[0], query.dtype), cast(session, results[1], key.dtype)
 
 
 def _twice(session: Session, x: Tensor, count: int) -> Tensor:

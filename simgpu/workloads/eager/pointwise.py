@@ -48,6 +48,18 @@ def add(session: Session, first: Tensor, second: Tensor) -> Tensor:
     return result
 
 
+def sub(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """The difference; saves nothing. The second's gradient is the negative of the result's."""
+    result = elementwise(session, "sub", first, second)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        return grad, elementwise(session, "neg", grad)
+
+    session.record((result,), (first, second), backward)
+    return result
+
+
 def add_in_place(session: Session, first: Tensor, second: Tensor) -> Tensor:
     """``first += second``; saves nothing, and both gradients are that of the result."""
     session.run_in_place("add_", first, (second,))

@@ -115,6 +115,9 @@ PUBLISHED = {
     "bigcode/starcoder2-3b": Published(
         _sizes("starcoder2", 3072, 12288, 30, 24, 49152, num_key_value_heads=2, sliding_window=4096), 3_030_371_328
     ),
+    "CohereForAI/aya-expanse-8b": Published(
+        _sizes("cohere", 4096, 14336, 32, 32, 256000, num_key_value_heads=8, logit_scale=0.125), 8_028_033_024
+    ),
     "THUDM/GLM-4-9B-0414": Published(
         _sizes("glm4", 4096, 13696, 40, 32, 151552, num_key_value_heads=2, head_dim=128), 9_400_279_040
     ),

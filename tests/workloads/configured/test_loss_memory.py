@@ -86,7 +86,7 @@ def test_options_that_are_not_supported_are_errors() -> None:
         (SMALL, {"loss": "fused", "autocast": "bfloat16", "dtype": "float32"}, "give chunked, or no autocast"),
         ({"model_type": "gpt2"}, {"loss": "fused"}, "no fused loss for gpt2; give eager or chunked"),
         (GEMMA, {"loss": "chunked"}, "the limited logits of gemma2 is not modelled"),
-        ({**SMALL, "model_type": "granite"}, {"loss": "chunked"}, "the divided logits of granite is not modelled"),
+        ({**SMALL, "model_type": "granite"}, {"loss": "chunked"}, "the scaled logits of granite is not modelled"),
         ({**SMALL, "model_type": "granite"}, {"loss": "fused"}, "no fused loss for granite; give eager$"),
         (SMALL, {"grad_scaler": True}, "give autocast float16, or leave it out"),
         (
