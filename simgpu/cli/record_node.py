@@ -41,9 +41,9 @@ def node(output: Path, force: bool, device: str, sizes: str, repetitions: int, q
     """Measure this machine's GPU and its link to the host, and write a node file.
 
     Measures the bandwidth and latency of host-to-device and device-to-host copies with pinned memory, and the
-    bandwidth of copies on the GPU. Queries the memory, multiprocessors, copy engines and architecture of the GPU, and
-    the host's memory and cores. The file states the source of each value. Run it while the GPUs are otherwise idle.
-    Needs PyTorch: install simgpu with the extra 'record'.
+    bandwidth of copies with pageable memory and on the GPU. Queries the memory, multiprocessors, copy engines and
+    architecture of the GPU, and the host's memory and cores. The file states the source of each value. Run it while
+    the GPUs are otherwise idle. Needs PyTorch: install simgpu with the extra 'record'.
 
     Several GPUs of one kind also copy at the same time, in each direction and in both: the file then has the switches
     and the bandwidth of host memory that they share. --device cuda:0 measures one alone.

@@ -121,7 +121,10 @@ def policy_class(name: str) -> type[Policy]:
         if _LOADED.get(name, (None, 0))[0] is not loaded:
             _LOADED[name] = loaded, time.time_ns()
     else:
-        raise InputError.single("", "policy", f"unknown policy '{name}'", did_you_mean(name, policy_names()))
+        known, rest = re.split(r"[:=\s]", name, maxsplit=1)[0], did_you_mean(name, policy_names())
+        if known != name and known in policy_names():
+            rest = f"write parameters as in '{known}(parameter=value)'; simgpu list policies {known} shows them"
+        raise InputError.single("", "policy", f"unknown policy '{name}'", rest)
     policy: type[Policy] = loaded
     return policy
 

@@ -107,4 +107,8 @@ class SaveOnCpu(Policy):
         if rate is None or max(node.link.d2h_bandwidth, node.link.h2d_bandwidth) > rate:
             what = "false inside of another policy, whose copies are of pinned memory"
             raise InputError.single("", "parameters.pin_memory", what, "run save_on_cpu alone, or leave it true")
-        return (f"copies are of pageable memory, {format_bandwidth(rate)} each way",)
+        pageable = f"copies are of pageable memory, {format_bandwidth(rate)} each way"
+        slowest = min(node.link.d2h_bandwidth, node.link.h2d_bandwidth)
+        if slowest == rate:
+            return (pageable,)
+        return (f"{pageable} on one GPU alone, {format_bandwidth(slowest)} on each of these",)

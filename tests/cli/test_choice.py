@@ -78,7 +78,8 @@ def test_the_header_names_the_source() -> None:
 def test_problems_are_reported_together_at_their_options() -> None:
     done = simgpu(
         *("run", "--trace", "chian", "--node", "v10", "--memory", "8"),
-        *("--policy", "vdn", "--policy", "vdnn: {mode: some}", "--policy", "[", "--set", "seed=-1"),
+        *("--policy", "vdn", "--policy", "vdnn: {mode: some}", "--policy", "[", "--policy", "vdnn:mode=conv"),
+        *("--set", "seed=-1"),
     )
     assert done.exit_code == 2
     message = done.stderr.splitlines()
@@ -89,10 +90,11 @@ def test_problems_are_reported_together_at_their_options() -> None:
         "Error: --policy: unknown policy 'vdn'; did you mean 'vdnn'?",
         "Error: --policy vdnn.mode: 'some': should be 'all', 'conv' or 'dynamic'",
         "Error: --policy: unknown policy '['",
+        "Error: --policy: unknown policy 'vdnn:mode=conv'; write parameters as in 'vdnn(parameter=value)'; simgpu list",
         "Error: override: seed: -1 is too small",
     ):
         assert sum(line.startswith(start) for line in message) == 1, start
-    assert len(message) == 7
+    assert len(message) == 8
     done = simgpu("run", *NAMED, "--memory", "9 GiB")
     assert done.stderr.startswith("Error: --budget (--memory): 9 GiB is more than the 8 GiB that node bench has")
 

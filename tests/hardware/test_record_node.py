@@ -195,6 +195,20 @@ def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: 
     )
 
 
+@pytest.mark.parametrize(
+    ("amd", "architecture", "source"),
+    [("gfx942", "cdna3", "AMD's architecture gfx942"), ("gfx90a", None, "")],
+)
+def test_an_amd_gpu_has_the_architecture_of_its_name(
+    tmp_path: Path, amd: str, architecture: str | None, source: str
+) -> None:
+    """PyTorch for ROCm reports (9, 4) for gfx942, which would be hopper's of CUDA."""
+    file = load_node_file(path := recorded(tmp_path, replace(FACTS, capability=(9, 4), amd=amd)))
+    assert file.gpu.architecture == architecture
+    assert file.sources.get("gpu.architecture", "").endswith(source)
+    assert ("kernel times cannot be modelled for AMD's gfx90a" in path.read_text()) == (architecture is None)
+
+
 def test_a_single_copy_engine_is_recorded(tmp_path: Path) -> None:
     assert load_node(recorded(tmp_path, replace(FACTS, copy_engines=1))).gpu.copy_engines == 1
 

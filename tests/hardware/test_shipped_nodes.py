@@ -198,6 +198,18 @@ def test_the_gpus_of_a_gb300_node_share_the_memory_of_their_grace_cpu() -> None:
         assert shares[0] < node.link.d2h_bandwidth and shares[1] < node.link.h2d_bandwidth
 
 
+@pytest.mark.parametrize(("name", "one", "cpus"), [("gb300-x4", "gb300", 2), ("gh200-x4", "gh200", 4)])
+def test_a_node_of_several_grace_cpus_has_the_memory_and_cores_of_all(name: str, one: str, cpus: int) -> None:
+    """Copies of all GPUs at once, as measured, are not slower for the memory of their hosts."""
+    several, host = load_node(name), load_node(one).host
+    assert host.memory and host.cores and host.memory_bandwidth and several.host.memory_bandwidth
+    assert (several.host.memory, several.host.cores) == (cpus * host.memory, cpus * host.cores)
+    assert several.host.memory_bandwidth >= cpus * host.memory_bandwidth
+    limits = several.switches or (several.link,) * several.gpus
+    for way in ("d2h_bandwidth", "h2d_bandwidth"):
+        assert sum(getattr(limit, way) for limit in limits) <= several.host.memory_bandwidth
+
+
 def test_the_link_of_a_gh200_is_faster_towards_the_gpu() -> None:
     link = load_node("gh200").link
     assert link.h2d_bandwidth > 2 * link.d2h_bandwidth

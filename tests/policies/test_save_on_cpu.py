@@ -16,6 +16,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.memory.transfer import copy_ns
 from simgpu.program.text import from_json, listing, to_json
+from simgpu.simulation.config import RunConfig
 from simgpu.simulation.run import simulate
 from simgpu.trace.chain import chain
 from simgpu.trace.folder import load_trace
@@ -53,6 +54,19 @@ def test_pageable_copies_take_the_time_of_pageable_memory(built: list[tuple[int,
 
 def machine(pageable: int | None) -> NodeSpec:
     return replace(node(10**15, out=5 * 10**9, back=4 * 10**9), host=HostSpec(pageable_bandwidth=pageable))
+
+
+def test_pageable_copies_of_several_gpus_pass_the_memory_of_the_host_three_times() -> None:
+    """Four GPUs, of 120 GB/s: a third of it, shared by four, is 10 GB/s, less than the 12 that one GPU copies at."""
+    host = HostSpec(pageable_bandwidth=12 * 10**9, memory_bandwidth=120 * 10**9)
+    where = replace(node(10**15, out=50 * 10**9, back=40 * 10**9), gpus=4, host=host)
+    sizes = [120 * 10**6, 60 * 10**6]
+    alone = "copies are of pageable memory, 12 GB/s each way"
+    for gpus, rate, note in ((1, 12, alone), (4, 10, f"{alone} on one GPU alone, 10 GB/s on each of these")):
+        config = RunConfig(gpus=gpus, exchange="none")
+        result = simulate(chain([5, 5], [5, 5], sizes), where, "save_on_cpu", config, parameters={"pin_memory": False})
+        assert result.iteration_ns == 20 + 2 * sum(sizes) // rate
+        assert note in result.notes
 
 
 def test_pageable_memory_is_refused_where_its_rate_is_unknown_or_others_copy_too() -> None:

@@ -136,6 +136,38 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         open_device("cuda:2")
 
 
+def test_a_gpu_that_fails_is_named_with_what_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(index: int) -> None:
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nFor debugging consider")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", busy)
+    with pytest.raises(InputError) as caught:
+        record_node("mine", device="cuda:1")
+    assert str(caught.value) == (
+        "record_node: device: 'cuda:1' failed: CUDA error: CUDA-capable device(s) is/are busy or unavailable; "
+        "end other programs on the GPUs; or choose another GPU with --device or CUDA_VISIBLE_DEVICES"
+    )
+
+
+@pytest.mark.parametrize(("hip", "amd"), [("6.4", "gfx942"), (None, "")])
+def test_amd_s_name_of_the_architecture_is_read_under_rocm(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, amd: str
+) -> None:
+    """PyTorch for CUDA has the name of the GPU in its place."""
+    facts = {"major": 9, "minor": 4, "multi_processor_count": 304, "gcnArchName": "gfx942:sramecc+:xnack-"}
+    board = SimpleNamespace(name="AMD Instinct MI300X", total_memory=192 * 2**30, **facts)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (2**30, 2**31))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: board)
+    assert open_device("cuda")[0].amd == amd
+
+
 @dataclass
 class Driver:
     """The CUDA driver, as far as it is asked."""

@@ -96,9 +96,10 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
         yield f"segments: fits with {_SEGMENTS}"
     bandwidth = fit.question.node.host.memory_bandwidth
     if bandwidth and any(row.candidate.on_host and row.run is not None for row in fit.rows):
+        of = "of the host's memory" if fit.question.gpus == 1 else "that each GPU has of the host's memory"
         yield (
-            f"host optimizer: updates reach half of the {format_bandwidth(bandwidth)} of the host's memory; their "
-            "calls take no time here, so such an option is the answer only where no other fits as much"
+            f"host optimizer: updates reach half of the {format_bandwidth(bandwidth)} {of}; their calls take no time "
+            "here, so such an option is the answer only where no other fits as much"
         )
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"

@@ -21,7 +21,8 @@ class GpuProperties:
     """Properties that a GPU reports: memory in bytes; copy_engines is None if the driver does not report it.
 
     context_memory: bytes in use after the CUDA context was created, without PyTorch's segments, but with the memory of
-    other programs on the GPU; None if not measured.
+    other programs on the GPU; None if not measured. amd: an AMD GPU's architecture by AMD's name, such as gfx942; its
+    `capability` is no compute capability of CUDA.
     """
 
     name: str
@@ -31,6 +32,7 @@ class GpuProperties:
     copy_engines: int | None
     reported_by: str
     context_memory: int | None = None
+    amd: str = ""
 
 
 class CopyDirection(StrEnum):

@@ -140,6 +140,8 @@ def open_device(name: str) -> tuple[GpuProperties, TorchCopies]:
         copy_engines(index),
         f"PyTorch {torch.__version__}",
         context,
+        # PyTorch for ROCm calls AMD GPUs cuda too; features follow the name after a colon: gfx942:sramecc+:xnack-.
+        result.gcnArchName.partition(":")[0] if torch.version.hip else "",
     )
     return facts, TorchCopies(torch.device("cuda", index), CudaClock())
 

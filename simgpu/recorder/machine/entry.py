@@ -42,6 +42,8 @@ _ARCHITECTURES = (
     ((5, 0), "maxwell"),
     ((3, 0), "kepler"),
 )
+#: Architectures of AMD GPUs by AMD's names for them (LLVM, User Guide for AMDGPU Backend: MI300X is gfx942).
+_AMD_ARCHITECTURES = {"gfx942": "cdna3"}
 _HEAD = """\
 # Measured by simgpu validate node, which cannot measure peak rates: to model durations, add gpu.fp32_rate and
 # gpu.tensor_rate from the data sheet.
@@ -88,7 +90,7 @@ def record_node(
     than each alone, the file has the switches and the bandwidth of host memory that they share
     (`shared_capacities`). The link is that of the first GPU.
 
-    Raises `InputError` for invalid arguments or a missing device, `MissingExtraError` without PyTorch.
+    Raises `InputError` for invalid arguments, a missing device, or one that fails; `MissingExtraError` without PyTorch.
 
     >>> record_node("mine", sizes=[1024])
     Traceback (most recent call last):
@@ -100,8 +102,13 @@ def record_node(
     from simgpu.recorder.machine.cuda_copies import open_device, open_group
 
     day = date if date is not None else datetime.date.today().isoformat()
-    facts, copies = open_device(device)
-    return measured_node(name, facts, copies, open_group(device), host_properties(), sizes, repetitions, day)
+    try:
+        facts, copies = open_device(device)
+        return measured_node(name, facts, copies, open_group(device), host_properties(), sizes, repetitions, day)
+    except RuntimeError as error:  # CUDA's errors, such as of a GPU that another program has for itself
+        reason = str(error).partition("\n")[0]
+        remedy = "end other programs on the GPUs; or choose another GPU with --device or CUDA_VISIBLE_DEVICES"
+        raise InputError.single("record_node", "device", f"{device!r} failed: {reason}", remedy) from None
 
 
 def measured_node(
@@ -118,7 +125,7 @@ def measured_node(
     speeds = measure(copies, sizes, repetitions)
     by = f"measured by simgpu validate node on {day}"
     description = f"reported by {facts.reported_by} to simgpu validate node on {day}"
-    generation = architecture(facts.capability)
+    generation, by_name = _architecture(facts)
     has_times = generation in get_args(ArchitectureName)
     median = f"median of {repetitions} copies of {format_bytes(max(sizes))}"
     pinned = f"{by}: {median}, pinned, one way at a time"
@@ -133,7 +140,7 @@ def measured_node(
         (
             "gpu.architecture",
             generation if has_times else None,
-            f"{description}: compute capability {_dotted(facts.capability)}",
+            f"{description}: {by_name}",
         ),
         ("gpu.multiprocessors", facts.multiprocessors, description),
         (
@@ -187,6 +194,13 @@ def architecture(capability: tuple[int, int]) -> str | None:
     ('turing', 'ampere', None)
     """
     return next((name for first, name in _ARCHITECTURES if capability >= first), None)
+
+
+def _architecture(facts: GpuProperties) -> tuple[str | None, str]:
+    """A GPU's architecture, and what it was recognized by."""
+    if facts.amd:
+        return _AMD_ARCHITECTURES.get(facts.amd, f"AMD's {facts.amd}"), f"AMD's architecture {facts.amd}"
+    return architecture(facts.capability), f"compute capability {_dotted(facts.capability)}"
 
 
 def host_properties(cpu_info: Path = Path("/proc/cpuinfo")) -> HostProperties:
