@@ -90,6 +90,11 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
         yield f"options below {builds[-1]} include {'it' if len(builds) == 1 else ' and '.join(builds)}"
     if any(row.candidate.short.startswith("+ loss ") for row in fit.rows):
         yield "loss: with fused loss, which pays where the logits are much of the memory"
+    if any("+ updates " in row.candidate.short for row in fit.rows):
+        yield (
+            "updates: each weight is updated in backward as soon as its gradient is complete, which is then freed; "
+            "gradients cannot be clipped then, nor accumulated"
+        )
     if any(row.run is not None and row.run.micro_batches > 1 for row in fit.rows):
         yield "parts: the fewest micro-batches that fit, else the most (gradient accumulation); up to 3 are simulated"
     if any(row.run is not None and row.run.allocator for row in fit.rows):
@@ -186,7 +191,7 @@ def _least(fit: FitOutcome) -> str:
     about = "about " if least < run.reserved else ""
     parts.append(f"The least is {about}{format_bytes(run.reserved)}, {_how(row)}")
     if kept := run.persistent.total:
-        share = f"weights, gradients and optimizer state are {format_bytes(kept)}"
+        share = f"{run.persistent.named} are {format_bytes(kept)}"
         parts[-1] += f"; {share} of it"
         if run.reserved <= fit.question.budget:
             parts.append(f"It leaves less than {format_bytes(fit.question.margin)}, by which a prediction may be off")

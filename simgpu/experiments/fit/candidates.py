@@ -20,9 +20,9 @@ class BuildOption(NamedTuple):
     """A way to model the training loop.
 
     build: options of the workload, such as ``{"optimizer": "adamw-fused"}``. instead_of: the values that it replaces;
-    the option applies only where the workload has these. mark: of one that may take time, so that policies that
-    recompute, and have no value to search, are tried without it and, under this mark, with it; empty for one that is on
-    in every later candidate.
+    the option applies only where the workload has these. mark: of one that may take time or excludes others, so that
+    policies that recompute, and have no value to search, are tried without it and, under this mark, with it; empty for
+    one that is on in every later candidate. policies: labels of those that a marked one is tried with; none for all.
     """
 
     label: str
@@ -30,11 +30,16 @@ class BuildOption(NamedTuple):
     build: Mapping[str, object]
     instead_of: Mapping[str, object] = _NOTHING
     mark: str = ""
+    policies: tuple[str, ...] = ()
 
     def applies(self, base: Mapping[str, object]) -> bool:
         """Whether a workload of these options has what this one replaces, and not yet what it brings."""
         replaces = all(base.get(key) == value for key, value in self.instead_of.items())
         return replaces and self.build.keys() <= base.keys() and not self.build.items() <= base.items()
+
+    def goes_with(self, policy: PolicyOption) -> bool:
+        """Whether a marked option is tried with a policy."""
+        return policy.recomputes and not policy.searched and policy.label in (self.policies or (policy.label,))
 
 
 class PolicyOption(NamedTuple):
@@ -77,6 +82,15 @@ BUILDS = (
         {"loss": "fused"},
         {"loss": "eager"},
         mark="loss",
+    ),
+    BuildOption(
+        "updates in backward",
+        "torchtune optimizer_in_bwd: True; "
+        "torch.Tensor.register_post_accumulate_grad_hook with an optimizer for each weight",
+        {"optimizer_in_backward": True},
+        {"lora": None},
+        mark="updates",
+        policies=("checkpoint", "checkpoint + async offload"),
     ),
 )
 
@@ -261,17 +275,24 @@ def candidates(base: Mapping[str, object]) -> tuple[Candidate, ...]:
 def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...]:
     """With each option that trains something else, the candidate that has the policy of another one.
 
+    It updates weights in backward if the other one does and the option can.
+
     >>> smallest = candidates({"optimizer": "adamw"})[5]
     >>> [each.label for each in changed({"optimizer": "adamw"}, smallest)]
     ['AdamW in 8 bits + checkpoint', 'plain SGD + checkpoint']
     """
-    return tuple(
-        _with(option, each if like.valued_at is None else each.valued(like.valued_at))
-        for option in CHANGES
-        if option.applies(base)
-        for each in (Candidate("", "", build={**base, **option.build}), *_of_the_same({**base, **option.build}))
-        if _is_like(each, like)
-    )
+    result = []
+    for option in CHANGES:
+        if option.applies(base):
+            build = {**base, **option.build}
+            every = [each for each in (Candidate("", "", build=build), *_of_the_same(build)) if _is_like(each, like)]
+            for each in [each for each in every if _updates(each) == _updates(like)] or every:
+                result.append(_with(option, each if like.valued_at is None else each.valued(like.valued_at)))
+    return tuple(result)
+
+
+def _updates(candidate: Candidate) -> bool:
+    return bool(candidate.build.get("optimizer_in_backward"))
 
 
 def _with(option: BuildOption, candidate: Candidate) -> Candidate:
@@ -298,27 +319,21 @@ def _is_like(candidate: Candidate, like: Candidate) -> bool:
 def is_build(candidate: Candidate) -> bool:
     """Whether it has no memory policy, but computes the same in another way, which all later candidates include."""
     marked = {option.label for option in BUILDS if option.mark}
-    others = candidate.label == AS_IT_IS or candidate.short.removeprefix("+ ") in marked
+    others = candidate.label == AS_IT_IS or not marked.isdisjoint(candidate.label.split(" + "))
     return candidate.policy == "none" and not others and not candidate.changes
 
 
 def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
     """The candidates that train the same, with at least one option."""
-    plain = Candidate("", "", build=base)
-    costly = []
-    for option in BUILDS:
-        if option.applies(plain.build):
-            label, build = _joined(plain.label, option.label), {**plain.build, **option.build}
-            switches = (*plain.switches, _switch(option))
-            each = replace(plain, label=label, short=f"+ {option.label}", build=build, switches=switches)
-            if option.mark:
-                costly.append(replace(each, short=f"+ {option.mark}"))
-            else:
-                plain = each
-            yield each
+    loops: list[tuple[Candidate, tuple[BuildOption, ...]]] = [(Candidate("", "", build=base), ())]
+    for option in (option for option in BUILDS if option.applies(base)):
+        added = [(_and(each, option), (*marked, option) if option.mark else marked) for each, marked in loops]
+        for each, _ in added:
+            others = each.short.removesuffix(f"+ {option.mark}").rstrip()
+            yield replace(each, short=f"{others} + {option.label}".lstrip())
+        loops = [*loops, *added] if option.mark else added
     for policy in POLICIES:
-        marked = costly if policy.recomputes and not policy.searched else ()
-        for each in (replace(plain, short=""), *marked):
+        for each in (each for each, marked in loops if all(option.goes_with(policy) for option in marked)):
             candidate = replace(
                 each,
                 label=_joined(each.label, policy.label),
@@ -329,6 +344,17 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
                 searched=policy.searched,
             )
             yield candidate if candidate.valued_at is None else candidate.valued(candidate.valued_at)
+
+
+def _and(candidate: Candidate, option: BuildOption) -> Candidate:
+    """A candidate with one more way to model the loop, in tables named by its mark; all later ones have one without."""
+    return replace(
+        candidate,
+        label=_joined(candidate.label, option.label),
+        short=f"{candidate.short} + {option.mark}".lstrip() if option.mark else candidate.short,
+        build={**candidate.build, **option.build},
+        switches=(*candidate.switches, _switch(option)),
+    )
 
 
 def _switch(option: BuildOption | PolicyOption) -> str:

@@ -211,6 +211,8 @@ class Question:
             whole = self.run(candidate, batch, self.length)
         if whole.fits or batch == 1:
             return FitRow(candidate, whole)
+        if candidate.build.get("optimizer_in_backward"):
+            return FitRow(candidate, whole, "not in micro-batches: an update needs the gradient of the whole batch")
         places = [batch // count for count in reversed(divisors(batch)[1:])]
 
         def parts(count: int, size: int) -> FitRun:

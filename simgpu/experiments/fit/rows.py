@@ -9,6 +9,7 @@ from simgpu.experiments.fit.candidates import Candidate
 from simgpu.policies.base import plain_parameters
 from simgpu.trace.model import BlockKind, Trace
 
+_NAMES = ("gradients", "optimizer state")
 _KINDS = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT, BlockKind.OPTIMIZER_STATE)
 
 
@@ -25,13 +26,23 @@ class Persistent:
         """All three together, in bytes."""
         return self.weights + self.gradients + self.optimizer_state
 
+    @property
+    def named(self) -> str:
+        """What of the three there is, in words.
+
+        >>> Persistent(8, 0, 16).named
+        'weights and optimizer state'
+        """
+        rest = [name for name, size in zip(_NAMES, (self.gradients, self.optimizer_state), strict=True) if size]
+        return " and ".join([", ".join(["weights", *rest[:-1]]), *rest[-1:]])
+
     @classmethod
     def of(cls, trace: Trace, candidate: Candidate) -> Persistent:
-        """Those of a trace under a candidate, whose optimizer may be on the host."""
+        """Those of a trace under a candidate, whose optimizer may be on the host, or update weights in backward."""
         weights, gradients, state = (sum(b.bytes for b in trace.blocks if b.kind is kind) for kind in _KINDS)
         if candidate.on_host:
             return cls(weights, 0 if candidate.parameters.get("free_gradients") else gradients, 0)
-        return cls(weights, gradients, state)
+        return cls(weights, 0 if candidate.build.get("optimizer_in_backward") else gradients, state)
 
 
 @dataclass(frozen=True, slots=True)

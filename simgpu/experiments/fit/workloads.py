@@ -27,7 +27,13 @@ _ZOO = "zoo:"
 _SIZES = ("target_length", "sample_size")
 _OWN_SIZES = SampleSizes()
 #: What a configured model is trained with by default, but for attention and loss: what Transformers and PyTorch do.
-_USUAL = {"optimizer": "adamw", "dtype": "bfloat16", "lora": None, "lora_targets": None}
+_USUAL = {
+    "optimizer": "adamw",
+    "optimizer_in_backward": False,
+    "dtype": "bfloat16",
+    "lora": None,
+    "lora_targets": None,
+}
 
 
 class Workload(Protocol):
@@ -82,7 +88,7 @@ class ConfiguredWorkload:
             raise InputError(problems)
         if given.get("lora_targets") and not given.get("lora"):
             raise InputError.single("", "lora_targets", "names layers for LoRA, which is off", "give the rank of LoRA")
-        usual = dict(_USUAL)
+        usual: dict[str, object] = dict(_USUAL)
         if given.get("autocast") is not None:
             usual["dtype"] = "float32"  # of weights under autocast
         if not isinstance(model, EncoderDecoder):  # whose attention has one form only

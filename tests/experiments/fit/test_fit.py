@@ -10,7 +10,7 @@ import pytest
 
 import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
-from simgpu.experiments.fit.candidates import candidates
+from simgpu.experiments.fit.candidates import candidates, changed
 from simgpu.experiments.fit.question import Question, sizes
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow, FitRun
@@ -32,6 +32,8 @@ from tests.workloads.configured.test_unet import SMALL as UNET
 
 NODE = simgpu.load_node("rtx4090")
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+_OF_TORCHTUNE = ("checkpoint", "checkpoint + async offload")
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,35 @@ def test_the_optimizer_on_the_host_takes_its_state_off_the_gpu(result: Fit) -> N
     assert bare.peak == host.peak  # at the loss, before any gradient exists
 
 
+def test_updates_in_backward_leave_no_gradients_and_are_not_divided(ample: Fit, model: Path) -> None:
+    """At 128 tokens checkpoints leave the peak to the gradients at the end of backward."""
+    updating = [row for row in ample if row.candidate.build["optimizer_in_backward"]]
+    assert [row.candidate.short for row in updating] == [
+        "+ updates in backward",
+        "+ loss + updates in backward",
+        *(f"+ {loss}updates + {policy}" for policy in _OF_TORCHTUNE for loss in ("", "loss + ")),
+    ]
+    whole, freed = (run_of(ample[f"fused AdamW + {more}checkpoint"]) for more in ("", "updates in backward + "))
+    gradients = whole.persistent.gradients
+    assert freed.persistent == replace(whole.persistent, gradients=0)
+    assert gradients / 2 < whole.peak - freed.peak <= gradients
+    question = Question(workload_of(model, {}), NODE, 8, 1024, 60 * 2**20)
+    row = question.row(updating[2].candidate)
+    assert (row.fits, run_of(row).micro_batches) == (False, 1)
+    assert row.note == "not in micro-batches: an update needs the gradient of the whole batch"
+    assert any(note.startswith("updates: each weight is updated in backward") for note in ample.notes())
+
+
+def test_what_another_training_cannot_do_in_backward_it_does_afterwards(model: Path) -> None:
+    """torchtune's recipes of LoRA have no such option; those of all weights have it with bitsandbytes' AdamW too."""
+    base = workload_of(model, {}).options
+    like = next(each for each in candidates(base) if "in backward + checkpoint" in each.label)
+    labels = [each.label for each in changed(base, like)]
+    assert "AdamW in 8 bits + updates in backward + checkpoint" in labels
+    assert "LoRA of rank 16 + fused AdamW + checkpoint" in labels
+    assert not any("in backward" in label for label in labels if "LoRA" in label)
+
+
 def test_a_host_of_unknown_bandwidth_refuses_its_options(model: Path) -> None:
     question = Question(workload_of(model, {}), replace(NODE, host=HostSpec()), 1, 128, 2**30)
     options = [each for each in candidates(question.workload.options) if each.on_host]
@@ -189,11 +220,13 @@ def test_what_does_not_fit_names_the_persistent_part_and_gpus(model: Path) -> No
     assert result.best is None
     assert smallest is not None
     persistent = run_of(smallest).persistent
+    assert persistent == replace(run_of(result.rows[1]).persistent, gradients=0), "updates in backward"
     decoder = decoder_iteration(read_decoder(model), batch=1, length=128, gpu=NODE.gpu)
     # Two bytes each: weights, gradients, two averages; and a float32 count of steps for each weight.
-    assert persistent.weights == persistent.gradients == 2 * decoder.parameters
+    assert persistent.weights == run_of(result.rows[0]).persistent.gradients == 2 * decoder.parameters
     assert 0 <= persistent.optimizer_state - 4 * decoder.parameters < 1000
     assert "does not fit" in result.answer
+    assert f"weights and optimizer state are {format_bytes(persistent.total)} of it" in result.answer
     assert "No batch, length or activation policy changes these" in result.answer
     least = min(run_of(row).reserved for row in result if row.run is not None and not row.candidate.changes)
     about = "about " if least < run_of(smallest).reserved else ""
