@@ -38,7 +38,8 @@ class Adapter:
     """Both layers, (rank, inputs) and (outputs, rank), in float32 or the frozen layer's format.
 
     peft converts them to float32 next to a half-precision layer (``autocast_adapter_dtype``), so the input of each
-    adapted layer is converted and saved, and the sum is converted to the format of the frozen layer's result.
+    adapted layer is converted and saved, and the sum is converted to the format of the frozen layer's result. Next to a
+    layer of four bits (``lora/bnb.py``), the change is converted before it is added, and nothing is under autocast.
     """
 
     first: Tensor
@@ -52,11 +53,15 @@ class Adapter:
         with session.layer("lora_B.default"):
             return cls(first, session.weight("weight", (outputs, lora.rank), lora.dtype))
 
-    def __call__(self, session: Session, x: Tensor, result: Tensor) -> Tensor:
+    def __call__(self, session: Session, x: Tensor, result: Tensor, *, in_four_bits: bool = False) -> Tensor:
         """The frozen layer's result for x, with the change that the adapter learned."""
-        x = cast(session, x, self.first.dtype)
+        converts = session.autocast is None or not in_four_bits
+        x = cast(session, x, self.first.dtype) if converts else x
         with session.layer("lora_A.default"):
             x = linear(session, x, self.first)
         with session.layer("lora_B.default"):
             x = linear(session, x, self.second)
-        return cast(session, add(session, result, scale(session, x)), result.dtype)
+        change = scale(session, x)
+        if in_four_bits:
+            return add(session, result, cast(session, change, result.dtype) if converts else change)
+        return cast(session, add(session, result, change), result.dtype)

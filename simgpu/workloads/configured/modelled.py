@@ -163,6 +163,7 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
         lora=lora,
         float8=float8,
         four_bit=four_bit,
+        made_in=options.products,
     )
     model = _MODELS.get(decoder.family, LlamaModel)(build)
     check_targets(lora, build.linear)

@@ -127,7 +127,8 @@ class TrainingOptions:
     lora_dtype: number format of the adapters, float32 or that of the weights. By default float32, as peft converts
         them (``autocast_adapter_dtype``); torchtune's have that of the weights.
     four_bit: a value of `FourBitForm`, for the frozen linear layers but that of the logits next to LoRA's adapters
-        (QLoRA); None for layers in the format of the weights.
+        (QLoRA); None for layers in the format of the weights. With float32 weights under autocast, all else is as
+        peft's ``prepare_model_for_kbit_training`` converts it.
     tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
 
@@ -209,9 +210,10 @@ class TrainingOptions:
         if self.lora_dtype is not None and self.lora is None:
             what = "is the number format of LoRA's adapters, and LoRA is off"
             problems.append(Problem("", "lora_dtype", what, "give the rank of LoRA, or leave it out"))
-        if self.four_bit is not None and (self.lora is None or self.dtype == "float32"):
+        if self.four_bit is not None and (self.lora is None or self.products == "float32"):
             what = "stores frozen layers next to LoRA's adapters, and makes them in half precision for each product"
-            problems.append(Problem("", "four_bit", what, "give the rank of LoRA and dtype bfloat16, or leave it out"))
+            remedy = "give the rank of LoRA, and dtype bfloat16 or autocast, or leave it out"
+            problems.append(Problem("", "four_bit", what, remedy))
         if self.micro_batches < 1 or batch % self.micro_batches:
             what = f"a batch of {batch} cannot be split into {self.micro_batches} equal micro-batches"
             problems.append(Problem("", "micro_batches", what, "give a divisor of the batch"))

@@ -47,7 +47,8 @@ class Weights:
 
     dtype: of the weights and, without autocast, of what is computed from them.
     lora: None to train all weights. float8: how linear layers multiply float8; None for none of them. four_bit: how the
-    frozen linear layers are stored in four bits; None for none of them.
+    frozen linear layers are stored in four bits; None for none of them. made_in: the format that those are made in for
+    products (``bnb_4bit_compute_dtype``), and of their biases.
     linear, in_float8: names of the linear layers, and of those that multiply float8, as they are created.
     """
 
@@ -58,10 +59,11 @@ class Weights:
     float8: Float8Form | None = None
     in_float8: set[str] = field(default_factory=set)
     four_bit: FourBitForm | None = None
+    made_in: str = "bfloat16"
 
-    def weight(self, name: str, *shape: int) -> Tensor:
-        """A weight of the current layer."""
-        return self.session.weight(name, shape, self.dtype, trained=self.lora is None)
+    def weight(self, name: str, *shape: int, dtype: str = "") -> Tensor:
+        """A weight of the current layer. dtype: empty for that of the model."""
+        return self.session.weight(name, shape, dtype or self.dtype, trained=self.lora is None)
 
     def packed(self, *shape: int) -> FourBitWeight | None:
         """A matrix of the current layer in four bits; None without these."""
@@ -69,7 +71,7 @@ class Weights:
             return None
         rows, width = shape
         nested = self.four_bit == FourBitForm.NF4_DOUBLE
-        return FourBitWeight.create(self.session, (rows, width), self.dtype, nested=nested)
+        return FourBitWeight.create(self.session, (rows, width), self.made_in, nested=nested)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Linear:
             with session.layer("base_layer") if is_adapted else nullcontext():
                 packed = build.packed(outputs, inputs) if name not in OF_LOGITS else None
                 weight = build.weight("weight", outputs, inputs) if packed is None else packed.packed
-                added = build.weight("bias", outputs) if bias else None
+                added = build.weight("bias", outputs, dtype=packed.dtype if packed else "") if bias else None
             adapter = Adapter.create(session, lora, inputs, outputs) if lora is not None and is_adapted else None
         return cls(build, name, weight, added, adapter, float8, packed)
 
@@ -130,7 +132,7 @@ class Linear:
                 result = self._own(x)
             if self.packed is not None:
                 result = clone(session, result)  # peft's lora/bnb.py
-            return self.adapter(session, x, result)
+            return self.adapter(session, x, result, in_four_bits=self.packed is not None)
 
     def _own(self, x: Tensor) -> Tensor:
         """The product without an adapter."""

@@ -1,4 +1,5 @@
-"""A linear layer of four bits on fake tensors, written after bitsandbytes 0.43 (nn/modules.py, autograd/_functions.py).
+"""A linear layer of four bits on fake tensors, written after bitsandbytes 0.43 (nn/modules.py, autograd/_functions.py),
+and adapters next to it, written after peft 0.17 (tuners/lora/bnb.py).
 
 Its two kernels that unpack are replaced by operators of the same operands that have no values: what is compared are
 allocations, saved tensors, products and their order.
@@ -58,7 +59,10 @@ class FourBitLinear(torch.nn.Module):
         return dequantize_4bit(self.packed, scales, self.out_features, self.in_features)
 
     def forward(self, x: Any) -> Any:
-        return _FourBitProduct.apply(x, self)
+        """With ``bnb_4bit_compute_dtype=torch.bfloat16``, in which the first call leaves the bias."""
+        if self.bias is not None:
+            self.bias.data = self.bias.data.to(torch.bfloat16)
+        return _FourBitProduct.apply(x.to(torch.bfloat16), self).to(x.dtype)
 
 
 class _FourBitProduct(torch.autograd.Function):
@@ -72,15 +76,15 @@ class _FourBitProduct(torch.autograd.Function):
         return torch.matmul(grad, ctx.layer.whole()), None
 
 
-class _CopiedResult(torch.nn.Module):
-    """A frozen layer whose result is copied before the adapter's change is added (peft's ``lora/bnb.py``)."""
-
-    def __init__(self, layer: FourBitLinear) -> None:
-        super().__init__()
-        self.layer, self.in_features, self.out_features = layer, layer.in_features, layer.out_features
+class _AdaptedFourBits(Adapted):
+    """The result is copied, then the adapter's change is converted and added; under autocast nothing is converted."""
 
     def forward(self, x: Any) -> Any:
-        return self.layer(x).clone()
+        result = self.base_layer(x).clone()
+        first, second = self.lora_A["default"], self.lora_B["default"]
+        if torch.is_autocast_enabled("cuda"):
+            return result + second(first(x)) * 2.0
+        return result + (second(first(x.to(first.weight.dtype))) * 2.0).to(result.dtype)
 
 
 def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callable[[Any], Any]:
@@ -92,7 +96,7 @@ def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callab
             if isinstance(part, torch.nn.Linear) and name != "lm_head":
                 parent, _, last = name.rpartition(".")
                 packed = FourBitLinear(part, nested)
-                adapted = Adapted(_CopiedResult(packed), rank, torch.float32) if last in targets else packed
+                adapted = _AdaptedFourBits(packed, rank, torch.float32) if last in targets else packed
                 setattr(module.get_submodule(parent), last, adapted)
         return module
 

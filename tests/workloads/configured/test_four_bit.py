@@ -43,13 +43,20 @@ def test_four_bits_take_half_a_byte_a_value_and_their_scales() -> None:
     assert frozen_bytes(four_bit="nf4-double") - without == LINEAR // 2 + LINEAR // 64 + outer
 
 
+def test_next_to_four_bits_autocast_keeps_all_else_in_float32() -> None:
+    """peft's ``prepare_model_for_kbit_training`` converts embedding, norms and logits, and not what is packed."""
+    half, wide = frozen_bytes(four_bit="nf4"), frozen_bytes(four_bit="nf4", autocast="bfloat16")
+    norms, tables = 5 * 256, 2 * 1000 * 256
+    assert wide - half == 2 * (norms + tables)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"four_bit": "nf4", "lora": None}, "four_bit: stores frozen layers next to LoRA's adapters"),
         (
             {"four_bit": "nf4", "dtype": "float32"},
-            "in half precision for each product; give the rank of LoRA and dtype",
+            "in half precision for each product; give the rank of LoRA, and dtype bfloat16 or autocast",
         ),
         ({"four_bit": "fp4"}, "four_bit: unknown value 'fp4'"),
     ],

@@ -20,30 +20,35 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "autocast"),
+    ("name", "form", "dtype", "autocast"),
     [
-        ("llama", "nf4-double", None),
+        ("llama", "nf4-double", "bfloat16", None),
+        ("llama", "nf4-double", "float32", "bfloat16"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("llama", "nf4", None),
-                ("qwen2", "nf4", None),
-                ("gemma3", "nf4", None),
-                ("llama", "nf4-double", "bfloat16"),
+                ("llama", "nf4", "bfloat16", None),
+                ("qwen2", "nf4", "bfloat16", None),
+                ("gemma3", "nf4", "bfloat16", None),
+                ("llama", "nf4-double", "bfloat16", "bfloat16"),
+                ("qwen2", "nf4", "float32", "bfloat16"),
             )
         ),
     ],
 )
-def test_layers_of_four_bits_run_and_save_what_pytorch_does(name: str, form: str, autocast: str | None) -> None:
+def test_layers_of_four_bits_run_and_save_what_pytorch_does(
+    name: str, form: str, dtype: str, autocast: str | None
+) -> None:
+    """float32 weights next to them are what peft's ``prepare_model_for_kbit_training`` leaves."""
     targets = ("q_proj", "v_proj", "down_proj")
-    options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "four_bit": form, "dtype": "bfloat16"}
+    options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "four_bit": form, "dtype": dtype}
     mine = built(SMALL[name], autocast=autocast, **options).trace
     packed = in_four_bits(8, targets, nested=form == "nf4-double")
 
     def changed(module: Any) -> Any:
         return packed(module) if autocast is None else autocasting(autocast)(packed(module))
 
-    theirs = recorded(SMALL[name], BATCH, LENGTH, "bfloat16", changed=changed)
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=changed)
     assert_equal(mine, theirs)
     if name == "llama":
         assert_saved_alike(mine, theirs)
