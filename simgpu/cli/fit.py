@@ -64,7 +64,12 @@ _NARROWEST = 16
 @target_length_option
 @sample_size_option
 @size_option("--budget", "--memory", help="Memory for PyTorch's allocator, e.g. 20GB. Default: all of the GPU's.")
-@click.option("--optimizer", type=click.Choice([each.value for each in Optimizer]), help="Default: adamw; zoo: sgd.")
+@click.option(
+    "--optimizer",
+    type=click.Choice([each.value for each in Optimizer]),
+    help="Default: adamw; zoo: sgd. bitsandbytes' paged_adamw_8bit is adamw-8bit where all fits; its paging is not "
+    "modelled.",
+)
 @dtype_option
 @autocast_option
 @attention_option

@@ -70,7 +70,8 @@ _MOST_EPOCHS = 10_000  # a row of the trace for each block and epoch
 @click.option(
     "--optimizer",
     type=click.Choice([each.value for each in Optimizer]),
-    help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration.",
+    help="Optimizer; sets the update kernels and the optimizer state. Default: sgd; adamw for a configuration. "
+    "bitsandbytes' paged_adamw_8bit is adamw-8bit where all fits; its paging is not modelled.",
 )
 @training_options
 @click.option(
