@@ -42,6 +42,7 @@ WAIT_COPY_OUT = Look("stalled on D2H", "#F8D0C0", "////", COPY_D2H.fill)
 WAIT_COPY_IN = Look("stalled on H2D", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
 WAIT_COPY = Look("stalled on a copy", "#E6E2D3", "////", "#8A7A3A")
 WAIT_MEMORY = Look("stalled on memory", "#EFC4C4", "xxxx", "#BB4444")
+WAIT_LAUNCH = Look("waiting for the host's launch", "#F3E3B0", "----", "#B8860B")
 WAIT_OTHER = Look("stalled on another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
 COPY_WAIT = Look("copy stream idle", "#D5D5D5", height=0.12)
@@ -54,6 +55,7 @@ PART_LOOKS: Mapping[str, Look] = {
     "swapping": Look("swapping", "#F8D0C0", "////", COPY_D2H.fill),
     "recomputation": Look("recomputation", RECOMPUTE.fill, ink="black"),
     "codec": Look("codec", CODEC.fill),
+    "launches": WAIT_LAUNCH._replace(label="launches"),
     "other": Look("stalled on another stream", WAIT_OTHER.fill, WAIT_OTHER.hatch, WAIT_OTHER.ink),
 }
 
@@ -71,6 +73,7 @@ LOOKS = (
     WAIT_COPY_IN,
     WAIT_COPY,
     WAIT_MEMORY,
+    WAIT_LAUNCH,
     WAIT_OTHER,
     COPY_WAIT,
     COPY_WAIT_MEMORY,
@@ -94,6 +97,8 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
         return _copy_look(span.resource)
     if not span.kind.is_stall:
         return _BUSY[span.kind]
+    if span.kind is SpanKind.STALL_LAUNCH:
+        return WAIT_LAUNCH
     memory = span.kind is SpanKind.STALL_MEMORY
     if not is_compute(span.stream):
         return COPY_WAIT_MEMORY if memory else COPY_WAIT

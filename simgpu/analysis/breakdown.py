@@ -2,8 +2,8 @@
 
 Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
 when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
-followed through the streams in between to a copy, to a memory or to the host. With several GPUs it is asked of one of
-them; what its streams wait for may be on another.
+followed through the streams in between to a copy, to a memory, to the host or to a launch. With several GPUs it is
+asked of one of them; what its streams wait for may be on another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simgpu.timeline.model import Column, SpanKind, Timeline
 from simgpu.timeline.streams import StreamId, engine_ends
 
 #: Names of `Breakdown.parts`, in the order in which they are shown; the first four are those of HOME's figure 7.
-PARTS = ("computation", "overlap", "swapping", "recomputation", "codec", "other")
+PARTS = ("computation", "overlap", "swapping", "recomputation", "codec", "launches", "other")
 #: Those that are always shown; the others where some run has any of it.
 USUAL_PARTS = PARTS[:4]
 
@@ -46,7 +46,8 @@ class Breakdown:
     codec: encoding or decoding on a compute stream. stalled_copies: by copy engine, waiting for its copies.
     stalled_memory: waiting for memory, of whichever kind. stalled_host: waiting for a codec or a kernel on the host.
     stalled_other: waiting for something that is none of these; 0 with one compute stream of one GPU. copies: by copy
-    engine, how much copy time was hidden. Engines are those of `Timeline.engines`.
+    engine, how much copy time was hidden. Engines are those of `Timeline.engines`. stalled_launch: waiting for the host
+    to launch the next work.
     """
 
     compute: int
@@ -58,12 +59,13 @@ class Breakdown:
     stalled_other: int
     copies: Mapping[str, CopyTime]
     overlap: int
+    stalled_launch: int = 0
 
     @property
     def stalled(self) -> int:
         """All nanoseconds in which no compute stream ran anything."""
         waited_for_copies = sum(self.stalled_copies.values())
-        return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_other
+        return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_launch + self.stalled_other
 
     @property
     def total(self) -> int:
@@ -76,15 +78,17 @@ class Breakdown:
 
         computation: a kernel runs for the first time, without any copy. overlap: the same, during a copy.
         swapping: no compute stream runs anything, and the first that is stalled waits for a copy, for memory or for the
-        host. recomputation: nothing but kernels that run again. codec: nothing but encoding or decoding. other: no
-        compute stream runs anything, for another reason than swapping; 0 with one compute stream of one GPU.
+        host. recomputation: nothing but kernels that run again. codec: nothing but encoding or decoding. launches:
+        no compute stream runs anything, and the first that is stalled waits for the host to launch its next work.
+        other: no compute stream runs anything, for another reason; 0 with one compute stream of one GPU.
         """
         return {
             "computation": self.compute - self.overlap,
             "overlap": self.overlap,
-            "swapping": self.stalled - self.stalled_other,
+            "swapping": self.stalled - self.stalled_launch - self.stalled_other,
             "recomputation": self.recompute,
             "codec": self.codec,
+            "launches": self.stalled_launch,
             "other": self.stalled_other,
         }
 
@@ -99,6 +103,7 @@ class Owner(IntEnum):
     MEMORY = 4
     HOST = 5
     OTHER = 6
+    LAUNCH = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
     >>> parts.compute, parts.stalled_copies["d2h"], parts.total, parts.copies["d2h"]
     (7, 3, 10, CopyTime(hidden=5, exposed=3))
     >>> parts.parts
-    {'computation': 2, 'overlap': 5, 'swapping': 3, 'recomputation': 0, 'codec': 0, 'other': 0}
+    {'computation': 2, 'overlap': 5, 'swapping': 3, 'recomputation': 0, 'codec': 0, 'launches': 0, 'other': 0}
     """
     start, end = timeline.window(iteration)
     sweep = _Sweep(timeline, start, end, gpu)
@@ -175,6 +180,7 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
         stalled_other=of[Owner.OTHER],
         copies={name: _copy_time(sweep.copying(at), sweep, computing) for at, name in enumerate(sweep.engines)},
         overlap=sweep.duration((owner == Owner.COMPUTE) & (sweep.kinds[sweep.own] == SpanKind.COPY).any(axis=0)),
+        stalled_launch=of[Owner.LAUNCH],
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
@@ -310,8 +316,9 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants,
         span = sweep.spans[here, now]
         row[open_[busy]] = sweep.row[span[busy]]
         _assign(owner, engine, open_, sweep.named[here])
-        elsewhere = kind == SpanKind.STALL_MEMORY
-        owner[open_[elsewhere]], engine[open_[elsewhere]] = Owner.MEMORY, _NOTHING
+        for stall, cause in ((SpanKind.STALL_MEMORY, Owner.MEMORY), (SpanKind.STALL_LAUNCH, Owner.LAUNCH)):
+            elsewhere = open_[kind == stall]
+            owner[elsewhere], engine[elsewhere] = cause, _NOTHING
         on_host = _is_among(kind, _CODEC) | (_is_among(kind, _ON_HOST) & sweep.host[here])
         owner[open_[on_host]], engine[open_[on_host]] = Owner.HOST, _NOTHING
         _assign(owner, engine, open_, sweep.on[here, now])

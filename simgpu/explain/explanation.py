@@ -158,7 +158,9 @@ def explain_result(result: Result) -> Explanation:
     [{'ns': 13, 'tensor': 'x2', 'decision': 'offload during F2 of L2'}]
     """
     check_kind("result", result, Result)
-    return Explanation(result, losses(result), critical_path(result.timeline))
+    return Explanation(
+        result, losses(result), critical_path(result.timeline, blocking=result.node.host.waits_for_copies)
+    )
 
 
 def loss_lines(loss: Loss) -> list[str]:
@@ -205,6 +207,8 @@ def _work_text(label: str) -> str:
             return "waits for another stream"
         case (SpanKind.STALL_ENGINE, _):
             return "waits for the copy engine"
+        case (SpanKind.STALL_LAUNCH, _):
+            return "launches by the host"
     return label.replace("_", " ")
 
 
@@ -238,10 +242,11 @@ class PathStep:
         return "idle" if self.kind is None else self.kind.label(self.resource)
 
 
-def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ...]:
+def critical_path(timeline: Timeline, iteration: int = -1, *, blocking: bool = False) -> tuple[PathStep, ...]:
     """The steps of an iteration's critical path in order of time; they cover it from start to end without a gap.
 
-    Among paths of equal length, ties are resolved by the order of the streams.
+    Among paths of equal length, ties are resolved by the order of the streams. Before work that waits for its launch
+    come the launches since the iteration began; if waits are `blocking`, since the stream last waited for another.
 
     >>> from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
     >>> from simgpu.simulation.run import simulate
@@ -274,6 +279,8 @@ def critical_path(timeline: Timeline, iteration: int = -1) -> tuple[PathStep, ..
             waiter, stream = stream, holder
             continue
         begin = int(timeline.start_ns[row])
+        if kind is SpanKind.STALL_LAUNCH:
+            begin = walk.waited(stream, begin) if blocking else start
         steps.append(walk.step(row, max(begin, start), at))
         at = begin
     return tuple(reversed(steps))
@@ -305,6 +312,12 @@ class _Walk:
         """The end of a stream's last span before time `at`, 0 if there is none."""
         index = int(self.ends[stream].searchsorted(at, side="left")) - 1
         return int(self.ends[stream][index]) if index >= 0 else 0
+
+    def waited(self, stream: int, at: int) -> int:
+        """The end of a stream's last wait for another until time `at`, 0 if there is none."""
+        rows, ends = self.rows[stream], self.ends[stream]
+        waits = (self.timeline.kind[rows] == SpanKind.STALL_EVENT) & (ends <= at)
+        return int(ends[waits].max(initial=0))
 
     def signaller(self, row: int, kind: SpanKind, at: int) -> int | None:
         """The stream that ended a wait; None if the timeline does not show it."""

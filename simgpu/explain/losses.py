@@ -33,7 +33,9 @@ _CODEC_DECISIONS = {
     (SpanKind.DECODE, True): "decode on the host before prefetch",
 }
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
-_STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.OTHER)
+_STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.LAUNCH, Owner.OTHER)
+#: Of all waits for launches together: there is one for almost every kernel of a step that waits for the host.
+_LAUNCHES = "launches by the host", "its thread launches one operator after another"
 
 
 class Cause(NamedTuple):
@@ -133,6 +135,8 @@ class _Causes:
         row, wait = int(self.instants.row[at]), int(self.instants.waiting[at])
         if row < 0:
             return Cause("", "", "idle", "")
+        if self.instants.owner[at] == Owner.LAUNCH:
+            return Cause("", self.timeline.streams[int(self.timeline.stream[row])], *_LAUNCHES)
         reason = self._reason(row, wait) if wait >= 0 else ""
         row = self._releasing(row, at)
         engine = self.timeline.streams[int(self.timeline.stream[row])]
@@ -278,12 +282,18 @@ def _plain(graph: TaskGraph, number: int) -> Block:
 
 
 def overhead_parts(result: Result, results: tuple[Loss, ...]) -> Iterator[tuple[str, int]]:
-    """Parts of the time over the ideal iteration, nanoseconds: stalls, recomputation, codecs, and kernel times that
-    differ from the recorded ones (negative if sub-batches or other algorithms make them shorter)."""
-    yield "stalled", sum(loss.ns for loss in results if loss.stalled)
+    """Parts of the time over the ideal iteration, nanoseconds: stalls, waits for launches, recomputation, codecs, and
+    kernel times that differ from the recorded ones (negative if sub-batches or other algorithms make them shorter).
+
+    Waits for launches are counted over those of the ideal iteration, so they are negative where other waits hide them.
+    """
+    launches = sum(loss.ns for loss in results if loss.owner is Owner.LAUNCH)
+    yield "stalled", sum(loss.ns for loss in results if loss.stalled) - launches
+    if result.node.host.launch_ns:
+        yield "waiting for launches", launches - result.ideal_launch_ns
     yield "recomputing", sum(loss.ns for loss in results if loss.owner is Owner.RECOMPUTE)
     yield "codecs", sum(loss.ns for loss in results if loss.owner is Owner.CODEC)
-    yield "other kernel times", result.metrics.breakdown.compute - result.ideal_ns
+    yield "other kernel times", result.metrics.breakdown.compute - (result.ideal_ns - result.ideal_launch_ns)
 
 
 _EXCHANGED = (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)

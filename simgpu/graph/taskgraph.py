@@ -334,23 +334,33 @@ class TaskGraph:
                 readers[b] = []
         return tuple(result)
 
-    def ideal_ns(self) -> int:
+    def ideal_ns(self, launch_ns: int = 0) -> int:
         """Iteration time with unlimited memory and no transfers, nanoseconds.
 
         On one compute stream the sum of the durations; on several, every kernel starts as soon as its stream is
-        free and its predecessors have ended. A round begins when the one before has ended.
+        free and its predecessors have ended. A round begins when the one before has ended. launch_ns: in which the host
+        launches a kernel, which starts no earlier; at the beginning, none is launched.
         """
-        if len(self.compute_streams) <= 1:
+        if launch_ns == 0 and len(self.compute_streams) <= 1:
             return sum(part.repeat * sum(self.durations[part.first : part.stop]) for part in self.rounds)
-        return sum(part.repeat * self._makespan(part) for part in self.rounds)
+        if launch_ns == 0:
+            return sum(part.repeat * self._ended(part) for part in self.rounds)
+        ended = launched = 0
+        for part in self.rounds:
+            for _ in range(part.repeat):
+                ended = self._ended(part, ended, launched, launch_ns)
+                launched += (part.stop - part.first) * launch_ns
+        return ended
 
-    def _makespan(self, part: Round) -> int:
+    def _ended(self, part: Round, begun: int = 0, launched: int = 0, launch_ns: int = 0) -> int:
+        """When a round ends that begins at a time. launched: when the host begins to launch its kernels."""
         ends: dict[int, int] = {}
-        free = dict.fromkeys(self.compute_streams, 0)
+        free = dict.fromkeys(self.compute_streams, begun)
         for k in range(part.first, part.stop):
-            start = max([free[self.streams[k]], *(ends.get(p, 0) for p in self.predecessors[k])])
+            launched += launch_ns
+            start = max([launched, free[self.streams[k]], *(ends.get(p, 0) for p in self.predecessors[k])])
             ends[k] = free[self.streams[k]] = start + self.durations[k]
-        return max(ends.values(), default=0)
+        return max(ends.values(), default=begun)
 
     def to_networkx(self) -> networkx.DiGraph[str]:
         """The dependencies as a networkx graph over kernel ids; nodes carry op, phase, duration_ns and layer."""

@@ -23,6 +23,7 @@ from simgpu.io.schema import (
     Rate,
     Size,
     SizeOrZero,
+    TimeOrZero,
     Where,
     put,
     validate,
@@ -144,12 +145,19 @@ class HostSection(FileModel):
     pageable_bandwidth: Bandwidth | None = Field(
         default=None, description="data per second of a copy between a GPU and memory that is not pinned"
     )
+    launch: TimeOrZero = Field(
+        default=0, description="time in which the thread of a GPU launches one operator; by default none"
+    )
 
     @model_validator(mode="after")
     def _has_what_is_pinned(self) -> HostSection:
         if self.memory is not None and self.pinned_memory is not None and self.pinned_memory > self.memory:
             raise ValueError("pinned_memory exceeds memory: it must be at most as large")
         return self
+
+    def spec(self) -> HostSpec:
+        """Returns the section as a `HostSpec`."""
+        return HostSpec(**self.model_dump(exclude={"launch"}), launch_ns=self.launch)
 
 
 def _base_fills_gaps(schema: dict[str, Any]) -> None:
@@ -200,7 +208,7 @@ class NodeFile(FileModel):
             name=self.name,
             gpu=self.gpu.spec(),
             link=self.link.spec(),
-            host=HostSpec(**self.host.model_dump()),
+            host=self.host.spec(),
             description=self.description,
             gpus=self.gpus,
             switches=tuple(switch.spec() for switch in self.switches),

@@ -319,6 +319,9 @@ class HostSpec:
     accumulate_limit: limit of that rate for all cores together, set by their memory; None for no limit.
     memory_bandwidth: bytes per second that the host's memory reads and writes at most; None if not stated.
     pageable_bandwidth: bytes per second of a copy between a GPU and memory that is not pinned; None if not stated.
+    launch_ns: time in which a GPU's thread launches one operator; 0 for none.
+    waits_for_copies: whether that thread waits wherever a compute stream waits for another stream, as for copies of
+        memory that is not pinned; a policy says so.
     """
 
     pinned_memory: int | None = None
@@ -329,6 +332,8 @@ class HostSpec:
     accumulate_limit: int | None = None
     memory_bandwidth: int | None = None
     pageable_bandwidth: int | None = None
+    launch_ns: int = 0
+    waits_for_copies: bool = False
 
     def accumulating(self, cores: int) -> int | None:
         """Returns the bytes per second that `cores` cores read and write to sum gradients; None if not stated.
@@ -427,7 +432,7 @@ class NodeSpec:
             del values["gpu"]["context_memory"]
         if self.gpu.sustained_tensor_rate is None:
             del values["gpu"]["sustained_tensor_rate"]
-        for key in ("memory_bandwidth", "pageable_bandwidth"):
-            if values["host"][key] is None:
+        for key in ("memory_bandwidth", "pageable_bandwidth", "launch_ns", "waits_for_copies"):
+            if not values["host"][key]:
                 del values["host"][key]
         return values

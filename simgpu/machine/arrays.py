@@ -238,9 +238,9 @@ class TableWriter:
 
     def _labels(self) -> SmallInts:
         """For each code the kind of its work, where the names begin to which its first operand refers, and the kind of
-        a wait at it."""
-        labels = np.zeros((COPY_AS + 1, 3), dtype=np.int32)
-        labels[:, 1:] = len(self.graph.kernels), SpanKind.STALL_EVENT
+        a wait at it, and of a wait for its launch."""
+        labels = np.zeros((COPY_AS + 1, 4), dtype=np.int32)
+        labels[:, 1:] = len(self.graph.kernels), SpanKind.STALL_EVENT, SpanKind.STALL_LAUNCH
         kinds = ((RELAUNCH, SpanKind.RECOMPUTE), (ENCODE, SpanKind.ENCODE), (DECODE, SpanKind.DECODE))
         for code, kind in ((LAUNCH, SpanKind.COMPUTE), (COPY, SpanKind.COPY), (COPY_AS, SpanKind.COPY), *kinds):
             labels[code, 0] = kind

@@ -22,13 +22,16 @@ from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, S
 _machine = partial(compiled, depends_on=(compiled_caching, compiled_pools, opcodes), _nrt=False)
 
 # What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
-# link's latency until a time; its bytes flow; they have arrived; it has finished.
-READY, RUNNING, ON_EVENT, ON_MEMORY, ON_ENGINE, LATENCY, FLOWING, ARRIVED, FINISHED = range(9)
+# link's latency until a time; its bytes flow; they have arrived; it has finished; the host launches its work until a
+# time.
+READY, RUNNING, ON_EVENT, ON_MEMORY, ON_ENGINE, LATENCY, FLOWING, ARRIVED, FINISHED, ON_LAUNCH = range(10)
 # How a run ended: all streams finished; nothing can happen any more; a block without memory was released; the log
 # must grow before it can go on.
 COMPLETE, STOPPED, INCONSISTENT, FULL = range(4)
-# Columns of the streams' state.
+# Columns of the streams' state, and of the thread that launches its work: the time of a launch, 0 without one; when the
+# last launch ended; whether it waits for events with the stream.
 STATUS, PC, SEGMENT, REPETITION, NUMBER, ITERATION, TARGET, SINCE, UNTIL, EVENT, BEGAN = range(11)
+LAUNCHING, LAUNCHED, BLOCKS = range(11, 14)
 # Columns of copies: the engine; the time without a network, else -1; latency; billionths of a byte; the copy's own
 # limit, and up to three links of its path, -1 for none.
 ENGINE, ALONE, DELAY, BYTES, CAP, PATH = range(6)
@@ -41,11 +44,12 @@ NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
 BY_STREAM, ROW, IN_ITERATION, CAUSE = range(4)
 SINCE_NS, TO_NS = range(2)
 # Columns of what the log says of a code: the kind of its work, where the names begin to which its operand refers, the
-# kind of a wait. Columns of an event's source: the row that signals it, and that row's segment.
-KIND, NAMES, WAIT = range(3)
+# kind of a wait, and that of a wait for its launch. Columns of an event's source: the row that signals it, and that
+# row's segment.
+KIND, NAMES, WAIT, WAIT_FOR_LAUNCH = range(4)
 SIGNALLED_BY, SEGMENT_OF = range(2)
-# In place of the row that ended a wait: nobody, and that the entry is no wait, but work.
-_NOBODY, WORK = -1, -2
+# In place of the row that ended a wait: nobody, that the entry is no wait, but work, and that the host ended it.
+_NOBODY, WORK, _HOST = -1, -2, -3
 _NEVER = 2**62
 
 
@@ -175,6 +179,9 @@ def _complete(
     for s in range(len(streams)):
         if streams[s, STATUS] == RUNNING and streams[s, UNTIL] == now:
             streams[s, STATUS] = ARRIVED
+        elif streams[s, STATUS] == ON_LAUNCH and streams[s, UNTIL] == now:
+            _note(streams, s, counts, entries, spans, _HOST)
+            streams[s, STATUS] = READY
     for s in range(len(streams)):
         if streams[s, STATUS] != ARRIVED:
             continue
@@ -253,7 +260,7 @@ def _next_event(streams: Any, flows: Any) -> Any:
         status = streams[s, STATUS]
         if status == FLOWING:
             at = min(at, flows[s, EXPIRES])
-        elif status in (RUNNING, LATENCY):
+        elif status in (RUNNING, LATENCY, ON_LAUNCH):
             at = min(at, streams[s, UNTIL])
     return at
 
@@ -268,6 +275,18 @@ def _most_urgent(streams: Any, rows: Any) -> Any:
             if code < best_code:
                 best, best_code = s, code
     return best
+
+
+@_machine
+def _is_launched(streams: Any, s: Any, now: Any) -> Any:
+    """Whether the host has launched a stream's next work; if not, the stream waits until then."""
+    if streams[s, LAUNCHING]:
+        at = streams[s, LAUNCHED] + streams[s, LAUNCHING]
+        if at > now:
+            streams[s, STATUS], streams[s, SINCE], streams[s, UNTIL] = ON_LAUNCH, now, at
+            return False
+        streams[s, LAUNCHED] = at
+    return True
 
 
 @_machine
@@ -330,8 +349,13 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                         streams[s, TARGET], streams[s, EVENT] = target, operand
                     else:
                         streams[s, PC] = pc + 1
+                        if streams[s, BLOCKS]:
+                            streams[s, LAUNCHED] = counts[NOW]
                 elif code == END:
+                    iteration = streams[s, ITERATION]
                     _go_on(streams, s, first, repeats, iterations, own, memory, addresses, blocks, order, uses, layouts)
+                    if streams[s, ITERATION] != iteration:
+                        streams[s, LAUNCHED] = counts[NOW]
                 elif code == RELEASE:
                     m = places[s, operand]
                     if not release(memory, m, requests, number, pieces, addresses, holes, blocks, order):
@@ -348,6 +372,8 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                         waits = streams[w, STATUS] == ON_EVENT and streams[w, EVENT] == operand
                         if waits and streams[w, TARGET] <= events[operand]:
                             _resume(streams, w, counts, entries, spans, sources[operand, SIGNALLED_BY])
+                            if streams[w, BLOCKS]:
+                                streams[w, LAUNCHED] = counts[NOW]
                             alone = False
                 elif code == ACQUIRE:
                     m = places[s, operand]
@@ -361,6 +387,8 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
                     else:
                         note_bytes(memory, m, counts[NOW], log, blocks)
                         streams[s, PC] = pc + 1
+                elif code >= LAUNCH and not _is_launched(streams, s, counts[NOW]):
+                    pass
                 elif code >= COPY:
                     e = copies[number, ENGINE]
                     if engines[e, 0]:
@@ -435,6 +463,9 @@ def write_columns(
                 columns[5, n], columns[8, n] = sizes[numbers[row]], resources[numbers[row]]
             continue
         columns[1, n], columns[2, n] = labels[code, WAIT], -1
+        if cause == _HOST:
+            columns[1, n] = labels[code, WAIT_FOR_LAUNCH]
+            continue
         if code == ACQUIRE:
             columns[8, n] = memories[rows[row, 1]]
         if cause != _NOBODY:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from simgpu.compiling import is_cached, is_ready
-from simgpu.hardware.spec import NodeSpec
+from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.machine.arrays import SAFE, ProgramTables, TableWriter, table_of
 from simgpu.machine.containers import Memories
 from simgpu.machine.engines import Engines
@@ -90,9 +90,9 @@ def run_compiled(
         tables = TableWriter(checked, columns, node, engines, memories).tables()
     except OverflowError:
         return None
-    if not _fits(columns, tables, iterations):
+    if not _fits(columns, tables, node.host.launch_ns, iterations):
         return None
-    return _run(checked, columns, tables, memories, iterations)
+    return _run(checked, columns, tables, memories, node.host, iterations)
 
 
 def _have_offsets(columns: Columns, memories: Memories) -> bool:
@@ -102,15 +102,23 @@ def _have_offsets(columns: Columns, memories: Memories) -> bool:
 
 
 def _run(
-    checked: CheckedProgram, columns: Columns, tables: ProgramTables, memories: Memories, iterations: int
+    checked: CheckedProgram,
+    columns: Columns,
+    tables: ProgramTables,
+    memories: Memories,
+    host: HostSpec,
+    iterations: int,
 ) -> Ran | StoppedRun | None:
     from simgpu.machine import compiled as machine
     from simgpu.machine import compiled_caching
     from simgpu.machine import compiled_pools as pools
 
     rows, streams, executed = columns.rows, len(columns.first), _executed(columns)
-    state = np.zeros((streams, 11), dtype=np.int64)
+    state = np.zeros((streams, machine.BLOCKS + 1), dtype=np.int64)
     state[:, machine.PC] = columns.first[:, 0]
+    computing = [each.role == "compute" for each in checked.program.streams]
+    state[computing, machine.LAUNCHING] = host.launch_ns
+    state[computing, machine.BLOCKS] = host.waits_for_copies
     memory, addresses, spaces, log, begins = _memory_arrays(pools, columns, tables, memories, executed, iterations)
     gpus = [stream.gpu for stream in checked.program.streams]
     own = np.array([gpu if gpu not in gpus[:s] else -1 for s, gpu in enumerate(gpus)], dtype=np.int64)
@@ -184,12 +192,13 @@ def _write_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, 
     )  # fmt: skip
 
 
-def _fits(columns: Columns, tables: ProgramTables, iterations: int) -> bool:
+def _fits(columns: Columns, tables: ProgramTables, launch_ns: int, iterations: int) -> bool:
     """Whether times stay far below 64 bits, and rates above zero."""
     code, streams, copies = columns.rows[:, 0], len(columns.first), tables.copies.astype(np.float64)
     executed, numbers = _executed(columns), tables.numbers
     launches, copied = np.flatnonzero((code >= LAUNCH) & (code < COPY)), np.flatnonzero(code >= COPY)
     total = float((executed[launches] * tables.durations[numbers[launches]].astype(np.float64)).sum())
+    total += launch_ns * float(executed[code >= LAUNCH].sum())
     if len(copies):
         slowest = min(SAFE, float(copies[:, 4].min()), float(tables.capacities.min(initial=SAFE)))
         if len(tables.capacities) and slowest < _LEAST_RATE:

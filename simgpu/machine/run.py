@@ -177,6 +177,8 @@ class _Machine:
             return "its kernels access host memory"
         if self.demands is not None:
             return "kernels slow down its compressed copies"
+        if self.node.host.launch_ns and any(each.role == "compute" and each.number for each in self.program.streams):
+            return "one thread launches the kernels of several streams"
         pool = self.memories.devices[0].pool
         if isinstance(pool, CachingPool) and not pool.allocator.settings.only_rounds:
             return "settings of PyTorch's caching allocator other than roundup_power2_divisions"

@@ -32,6 +32,14 @@ class Step(Protocol):
         ...
 
 
+class LaunchingThread(Protocol):
+    """The thread that launches the work of a GPU's compute streams (`simgpu.machine.launches`)."""
+
+    def ends(self, stream: Stream) -> None:
+        """A stream has ended its iteration."""
+        ...
+
+
 @dataclass(slots=True)
 class Part:
     """A stream's part of a segment."""
@@ -46,7 +54,7 @@ class Stream:
 
     rank: its place among simultaneous streams. entries: the log of all streams. position: the step in this part. ended:
     when its last work ended. memory: of its GPU, for the GPU's first stream, else None; snapshots: the states of its
-    pool at each iteration's end.
+    pool at each iteration's end. thread: that launches its work, if that takes time.
     """
 
     env: InstantOrder
@@ -62,6 +70,7 @@ class Stream:
     finished: bool = False
     ended: int = 0
     snapshots: list[object] = field(default_factory=list)
+    thread: LaunchingThread | None = None
 
     def run(self, iterations: int) -> Events:
         """The process: every iteration of the program."""
@@ -74,6 +83,8 @@ class Stream:
                         yield from step.perform(self)
             if self.memory is not None:
                 self.snapshots.append(self.memory.pool.state())
+            if self.thread is not None:
+                self.thread.ends(self)
         self.finished = True
 
     def turn(self, phase: InstantPhase) -> simpy.Event:

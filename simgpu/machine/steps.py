@@ -12,6 +12,7 @@ from simgpu.machine.dram import DemandingKernelStep
 from simgpu.machine.engines import IN, OUT, CopyStep, Engines
 from simgpu.machine.implicit_streams import Residency
 from simgpu.machine.instants import InstantOrder
+from simgpu.machine.launches import launch_numbers, launched, threads_of
 from simgpu.machine.log import Entry
 from simgpu.machine.paged import PageFaults
 from simgpu.machine.paged_ahead import EvictStep, PrefetchStep
@@ -75,16 +76,24 @@ def streams_of(
     writer = _StepWriter(graph, node, memories, engines, events, demands, shared, residency)
     writer.initializing_allocates = isinstance(program.residency, Paged)
     entries: list[Entry] = []
+    threads = threads_of(program, node.host)
     made = []
     for rank, stream in enumerate(streams):
         parts = []
+        thread = threads.get(stream.gpu) if stream.role == "compute" else None
         for index, segment in enumerate(program.segments):
             writer.begin(rank, stream.gpu, index)
-            for instruction in segment.streams.get(stream, ()):
+            code = segment.streams.get(stream, ())
+            for instruction in code:
                 instruction.apply(writer)
-            parts.append(Part(writer.steps, segment.repeat))
+            steps = writer.steps
+            if thread is not None and code:
+                numbers = launch_numbers(segment, stream.gpu)[stream]
+                steps = launched(steps, code, thread, numbers, blocking=node.host.waits_for_copies)
+            parts.append(Part(steps, segment.repeat))
         first = rank == 0 or streams[rank - 1].gpu != stream.gpu
-        made.append(Stream(env, stream, rank, parts, entries, memories.devices[stream.gpu] if first else None))
+        memory = memories.devices[stream.gpu] if first else None
+        made.append(Stream(env, stream, rank, parts, entries, memory, thread=thread))
     return made
 
 

@@ -18,6 +18,7 @@ from simgpu.analysis.bars import (
     WAIT_COPY,
     WAIT_COPY_IN,
     WAIT_COPY_OUT,
+    WAIT_LAUNCH,
     WAIT_MEMORY,
     WAIT_OTHER,
     Look,
@@ -223,6 +224,7 @@ _PARTS: dict[str, Look] = {
     "stalled_h2d_ns": WAIT_COPY_IN._replace(label="stalled on H2D"),
     "stalled_memory_ns": WAIT_MEMORY._replace(label="stalled on memory"),
     "stalled_host_ns": WAIT_OTHER._replace(label="stalled on host"),
+    "stalled_launch_ns": WAIT_LAUNCH,
     "stalled_other_ns": WAIT_OTHER._replace(label="stalled, other"),
 }
 #: Smallest part, as a fraction of the longest bar, that is labelled with its share.

@@ -43,7 +43,8 @@ class Result:
     of the caching allocator, empty for its defaults. context: bytes of device memory that the CUDA context takes in
     addition to the budget, 0 where a budget is given or the pool is another, None if not known. steady: whether the
     last two iterations were equal in time and in memory; the metrics are always those of the last one. ideal_ns: step
-    time with unlimited memory, no transfers and the recorded algorithms. high_water: bytes of device memory needed,
+    time with unlimited memory, no transfers and the recorded algorithms; ideal_launch_ns: of it, what is due to
+    launches. high_water: bytes of device memory needed,
     holes included; with the caching allocator, the peak of reserved memory. buddy_peak: peak bytes of buddy memory
     owned by live blocks. retired: instructions executed over all iterations. epoch: training epoch, which selects the
     sparsity. label: the policy with its non-default parameters, for example ``vdnn(mode=conv)``. phases: of each kernel
@@ -76,6 +77,7 @@ class Result:
     parallel_run: ParallelRun | None = None
     allocator: str = ""
     context: int | None = 0
+    ideal_launch_ns: int = 0
 
     @cached_property
     def metrics(self) -> Metrics:

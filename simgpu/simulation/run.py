@@ -255,6 +255,7 @@ class _Run:
         if program.gpus == 1:
             notes = (*notes, *on_compute(self.graph if ran.compressed else uncompressed(self.graph), ran))
         pool = self._pool(program)
+        ideal, launch_ns = uncompressed(self.graph), node.host.launch_ns
         run = run_program(
             program,
             self.graph,
@@ -282,7 +283,8 @@ class _Run:
             seed=self.config.seed,
             iterations=self.config.iterations,
             steady=run.steady,
-            ideal_ns=uncompressed(self.graph).ideal_ns(),
+            ideal_ns=ideal.ideal_ns(launch_ns),
+            ideal_launch_ns=ideal.ideal_ns(launch_ns) - ideal.ideal_ns() if launch_ns else 0,
             high_water=run.high_water,
             buddy_peak=run.buddy_peak,
             retired=run.retired,
@@ -308,7 +310,7 @@ class _Run:
         notes = [f"{how.gpus} GPUs train {batch} samples each at the same time", NOT_EXCHANGED]
         if not placed_alike(self.whole, how.gpus):
             notes.append("the GPUs are not placed alike: the policy planned for the one with the smallest share")
-        ideal_ns = how.gpus * uncompressed(self.full_batch).ideal_ns()
+        ideal_ns = how.gpus * uncompressed(self.full_batch).ideal_ns(self.node.host.launch_ns)
         return replace(
             result,
             trace=replace(result.trace, batch=how.total(batch)),
@@ -325,12 +327,13 @@ class _Run:
             result = self.run(every)
         except OutOfMemoryError as error:
             raise explained(error, how, self.graph) from None
+        ideal_ns = uncompressed(full_batch).ideal_ns(self.node.host.launch_ns)
         samples = f"{how.gpus} GPUs train {self.graph.trace.info.batch} of {full_batch.trace.info.batch} samples each"
         return replace(
             result,
             trace=replace(result.trace, batch=full_batch.trace.info.batch),
             notes=(f"{samples}; {how.description}", *on_exchange(self.graph, how.exchange), *result.notes),
-            parallel_run=ParallelRun(how, uncompressed(full_batch).ideal_ns(), single.iteration_ns, single.graph),
+            parallel_run=ParallelRun(how, ideal_ns, single.iteration_ns, single.graph),
         )
 
 

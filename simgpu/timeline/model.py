@@ -43,6 +43,8 @@ class SpanKind(IntEnum):
     """waiting for free memory; `Span.resource` names the memory"""
     STALL_ENGINE = 7
     """a copy issued but not yet served, because its engine was busy"""
+    STALL_LAUNCH = 8
+    """work that the host has not launched yet"""
 
     @property
     def is_stall(self) -> bool:

@@ -123,6 +123,8 @@ def _stall_title(span: Span) -> str:
             return f"waits for {span.resource} memory"
         case SpanKind.STALL_ENGINE:
             return "waits for copy engine"
+        case SpanKind.STALL_LAUNCH:
+            return "waits for launch"
         case _:
             return f"waits for {span.cause}"
 

@@ -20,7 +20,7 @@ NO_COPIES = dict.fromkeys(NO_STALL, CopyTime(0, 0))
 def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
     """The causes that took any time."""
     result = breakdown(timeline, iteration)
-    names = ("compute", "recompute", "codec", "stalled_memory", "stalled_host", "stalled_other")
+    names = ("compute", "recompute", "codec", "stalled_memory", "stalled_host", "stalled_launch", "stalled_other")
     causes = {name: getattr(result, name) for name in names}
     causes |= {f"stalled_{engine}": ns for engine, ns in result.stalled_copies.items()}
     return {name: ns for name, ns in causes.items() if ns}
@@ -191,6 +191,8 @@ def _owner(rows: list[tuple[str, str, int, int, str]], streams: tuple[str, ...],
             return "stalled_memory"
         if kind in ("encode", "decode"):
             return "stalled_host"
+        if kind == "stall_launch":
+            return "stalled_launch"
         if kind == "stall_engine":
             others = [now[s][0] for s in streams if s != here and now[s]]
             holder = next((kind for kind in others if kind in ("copy_d2h", "copy_h2d")), None)
@@ -217,12 +219,22 @@ def _slowly(timeline: Timeline, iteration: int) -> Breakdown:
         *(fields[name] for name in ("stalled_memory", "stalled_host", "stalled_other")),
         {engine: CopyTime(*copies[f"copy_{engine}"]) for engine in ("d2h", "h2d")},
         fields["overlap"],
+        fields["stalled_launch"],
     )
 
 
 _STREAMS = ("compute", "compute1", "d2h", "h2d", "host")
 _KINDS = {
-    "compute": (K.COMPUTE, K.RECOMPUTE, K.ENCODE, K.DECODE, K.STALL_EVENT, "stall_device_memory", K.STALL_ENGINE),
+    "compute": (
+        K.COMPUTE,
+        K.RECOMPUTE,
+        K.ENCODE,
+        K.DECODE,
+        K.STALL_EVENT,
+        "stall_device_memory",
+        K.STALL_ENGINE,
+        K.STALL_LAUNCH,
+    ),
     "d2h": ("copy_d2h", K.STALL_EVENT, "stall_host_memory", K.STALL_ENGINE),
     "h2d": ("copy_h2d", K.STALL_EVENT, "stall_device_memory", K.STALL_ENGINE),
     "host": (K.ENCODE, K.DECODE, K.STALL_EVENT),

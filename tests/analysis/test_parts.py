@@ -104,7 +104,8 @@ def test_copies_of_another_gpu_do_not_count_as_overlap() -> None:
 def test_empty_parts_are_shown_only_if_they_are_standard() -> None:
     nothing = dict.fromkeys(PARTS, 0)
     assert shown_parts([]) == shown_parts([nothing]) == ("computation", "overlap", "swapping", "recomputation")
-    assert shown_parts([nothing, nothing | {"other": 1}, nothing | {"codec": 1}]) == PARTS
+    every = [nothing, *(nothing | {name: 1} for name in ("other", "codec", "launches"))]
+    assert shown_parts(every) == PARTS
 
 
 # An independent reference: every nanosecond of every stream, by the words of the docstring alone.

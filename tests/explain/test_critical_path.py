@@ -36,14 +36,16 @@ def check(result: Result) -> tuple[PathStep, ...]:
 @many
 @given(st.data(), st.sampled_from(["counting", "addressed"]))
 def test_the_critical_path_covers_the_iteration_with_work(data: st.DataObject, pool: str) -> None:
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
     try:
         result = simulate(trace, node, data.draw(placed(trace)), budget=budget, pool=pool)
     except OutOfMemoryError:
         return
-    assert all(step.kind is not None and not step.kind.is_stall for step in check(result))
+    kinds = [step.kind for step in check(result)]
+    assert all(kind is K.STALL_LAUNCH or (kind is not None and not kind.is_stall) for kind in kinds)
+    assert K.STALL_LAUNCH not in kinds[1:], "launches on the path are those since the iteration began"
 
 
 @many
@@ -53,7 +55,7 @@ def test_lengthening_a_kernel_on_the_critical_path_delays_the_end(data: st.DataO
 
     So it is where nothing can overtake anything: memory to spare, and an engine and a link for each direction.
     """
-    trace, node = data.draw(traces()), data.draw(nodes(Duplex.FULL))
+    trace, node = data.draw(traces()), data.draw(nodes(Duplex.FULL, launches=True))
     node = replace(node, gpu=replace(node.gpu, copy_engines=2))
     policy = data.draw(placed(trace))
     before = simulate(trace, node, policy, budget=10**9, iterations=1)

@@ -47,6 +47,7 @@ def check_sums(result: Result) -> tuple[Loss, ...]:
                 "h2d": parts.stalled_copies["h2d"],
                 Owner.MEMORY: parts.stalled_memory,
                 Owner.HOST: parts.stalled_host,
+                Owner.LAUNCH: parts.stalled_launch,
                 Owner.OTHER: parts.stalled_other,
             }.items()
             if ns
@@ -74,7 +75,7 @@ def test_a_run_of_ideal_has_no_losses() -> None:
 @many
 @given(st.data(), st.sampled_from(["counting", "addressed"]))
 def test_losses_add_up_to_the_breakdown_for_random_traces_and_budgets(data: st.DataObject, pool: str) -> None:
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.one_of(st.just(most), st.integers(0, most)))
     try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simgpu.errors import OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
-from simgpu.hardware.spec import Duplex, HostSpec, NodeSpec
+from simgpu.hardware.spec import Duplex, NodeSpec
 from simgpu.machine.run import run_program
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
@@ -44,7 +44,7 @@ def compare(program: Program, graph: TaskGraph, node: NodeSpec, budget: int | No
         result = run_program(program, graph, node, budget=budget, iterations=3, engine="simpy")
     except OutOfMemoryError as error:
         assert not done
-        assert error.at_ns == reference.now
+        assert error.at_ns == max([0, *(end for *_, end, _ in reference.works)])
         return
     assert done
     ran = transformed(graph, program.transforms)
@@ -63,14 +63,15 @@ def agree(data: st.DataObject, barrier: bool, duplex: Duplex, *, tight: bool) ->
     graph = data.draw(encoded_graphs())
     program = lower(graph, data.draw(placements(graph, layer_barrier=barrier)))
     verify(program, graph)
-    node = data.draw(nodes(duplex))
+    node = data.draw(nodes(duplex, launches=True))
     budget = None
     if tight:
         unit = node.gpu.alignment
         resident = sum(-(-graph.sizes[b] // unit) * unit for b in program.resident)
         budget = resident + data.draw(st.integers(0, sum(graph.sizes)))
         pinned = data.draw(st.none() | st.integers(0, sum(graph.sizes)))
-        node = replace(node, host=HostSpec(pinned))
+        blocks = data.draw(st.booleans())
+        node = replace(node, host=replace(node.host, pinned_memory=pinned, waits_for_copies=blocks))
     compare(program, graph, node, budget)
 
 
@@ -102,4 +103,4 @@ def test_with_half_duplex_and_tight_memory_every_event_matches_the_reference_mod
 @given(st.data())
 def test_several_compute_streams_match_the_reference_model(data: st.DataObject):
     graph = TaskGraph.of(data.draw(traces(streams=3)))
-    compare(lower(graph, Placement()), graph, data.draw(nodes()), None)
+    compare(lower(graph, Placement()), graph, data.draw(nodes(launches=True)), None)

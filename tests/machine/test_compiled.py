@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import HOST, Duplex, GpuSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
+from simgpu.hardware.spec import HOST, Duplex, GpuSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, SwitchSpec
 from simgpu.machine import compiled_engine
 from simgpu.machine.log import Ran
 from simgpu.machine.run import run_program
@@ -89,14 +89,16 @@ def budget_of(data: st.DataObject, graph: TaskGraph, node: NodeSpec) -> int | No
 
 def swaps_and_codecs(data: st.DataObject) -> None:
     """Also with little memory on the GPU and the host, and with up to four iterations."""
-    graph, node = data.draw(encoded_graphs()), data.draw(nodes())
+    graph, node = data.draw(encoded_graphs()), data.draw(nodes(launches=True))
     program = lower(graph, data.draw(placements(graph, layer_barrier=data.draw(st.booleans()))))
-    node = replace(node, host=HostSpec(data.draw(st.none() | st.integers(0, 2 * sum(graph.copy_sizes)))))
+    pinned = data.draw(st.none() | st.integers(0, 2 * sum(graph.copy_sizes)))
+    blocks = data.draw(st.booleans())
+    node = replace(node, host=replace(node.host, pinned_memory=pinned, waits_for_copies=blocks))
     check(data, program, graph, node, budget_of(data, graph, node), data.draw(st.integers(1, 4)))
 
 
 def recomputation(data: st.DataObject) -> None:
-    graph, node = data.draw(encoded_graphs()), data.draw(nodes())
+    graph, node = data.draw(encoded_graphs()), data.draw(nodes(launches=True))
     check(data, lower(graph, data.draw(mixed_placements(graph))), graph, node, budget_of(data, graph, node))
 
 
@@ -111,11 +113,11 @@ def segments_that_repeat(data: st.DataObject) -> None:
     full = replace(full, info=replace(full.info, batch=data.draw(st.integers(sub_batch, 9))))
     graph = Split(sub_batch).apply(TaskGraph.of(full))
     program = lower(graph, data.draw(moved(graph, layer_barrier=data.draw(st.booleans()))))
-    check(data, program, graph, data.draw(nodes()))
+    check(data, program, graph, data.draw(nodes(launches=True)))
 
 
 def recorded_lifetimes(data: st.DataObject) -> None:
-    graph, node = TaskGraph.of(data.draw(repeatable_traces())), data.draw(nodes())
+    graph, node = TaskGraph.of(data.draw(repeatable_traces())), data.draw(nodes(launches=True))
     check(data, lower(graph, Placement(), recorded_lifetimes=True), graph, node, budget_of(data, graph, node))
 
 
@@ -141,7 +143,7 @@ def a_third_memory(data: st.DataObject) -> None:
     )
     capacity = data.draw(st.none() | st.integers(0, sum(tasks.sizes)))
     disk = MemorySpec(SSD, "SSD", capacity, data.draw(st.sampled_from([1, 4])), data.draw(POOLS))
-    node = replace(data.draw(nodes()), more_memories=(disk,), more_links=(wire,))
+    node = replace(data.draw(nodes(launches=True)), more_memories=(disk,), more_links=(wire,))
     if data.draw(st.booleans()):
         node = replace(node, switches=(SwitchSpec((0,), GB, 2 * GB, links=("host-ssd",)),))
     check(data, program, tasks, node)

@@ -108,7 +108,7 @@ def switched_nodes(draw: st.DrawFn, gpus: int) -> NodeSpec:
     behind = draw(st.sets(st.integers(0, gpus - 1)))
     rate = st.sampled_from([GB, 2 * GB, 10**8, 3 * 10**8 + 7])
     switches = (SwitchSpec(tuple(sorted(behind)), draw(rate), draw(rate), draw(st.sampled_from(Duplex))),)
-    return replace(draw(nodes()), gpus=gpus, switches=switches if behind else ())
+    return replace(draw(nodes(launches=True)), gpus=gpus, switches=switches if behind else ())
 
 
 @st.composite

@@ -193,10 +193,13 @@ def _fetches(graph: TaskGraph, b: int, after: int, before: int, layer_barrier: b
 
 
 @st.composite
-def nodes(draw: st.DrawFn, duplex: Duplex | None = None) -> NodeSpec:
-    """One or two engines, full or half duplex, any latency, bandwidths of about a byte per nanosecond."""
+def nodes(draw: st.DrawFn, duplex: Duplex | None = None, *, launches: bool = False) -> NodeSpec:
+    """One or two engines, full or half duplex, any latency, bandwidths of about a byte per nanosecond.
+
+    launches: whether they may take time, which policies that plan with times do not know.
+    """
     bandwidth = st.one_of(st.sampled_from([10**9, 10**9, 2 * 10**9]), st.integers(10**8, 10**10))
-    return node(
+    drawn = node(
         10**9,
         engines=draw(st.sampled_from([1, 2])),
         out=draw(bandwidth),
@@ -205,3 +208,5 @@ def nodes(draw: st.DrawFn, duplex: Duplex | None = None) -> NodeSpec:
         duplex=duplex or draw(st.sampled_from(Duplex)),
         alignment=draw(st.sampled_from([1, 1, 16, 512])),
     )
+    launch_ns = draw(st.sampled_from([0, 0, 1, 10, 200])) if launches else 0
+    return replace(drawn, host=replace(drawn.host, launch_ns=launch_ns))

@@ -14,6 +14,7 @@ from math import ceil
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import MemoryLink, NodeSpec
 from simgpu.program.instructions import (
+    WORK,
     Acquire,
     Await,
     Copy,
@@ -29,6 +30,7 @@ from simgpu.program.instructions import (
 from simgpu.timeline.streams import StreamId
 from tests.semantics.reference_launches import touched
 from tests.semantics.reference_links import carries, fair_rates, shared_links
+from tests.semantics.reference_threads import threads
 
 Token = tuple[int, int] | None
 
@@ -116,6 +118,8 @@ class ReferenceMachine:
         self.works: list[tuple[str, str, int, int, int, int]] = []
         self.wrong: list[str] = []
         self.peak = 0
+        host = node.host
+        self.threads = threads(program, host.launch_ns, iterations, blocking=host.waits_for_copies)
         for holding in program.initial_contents:
             memory = holding.gpu if holding.memory == "device" else holding.memory
             for b in holding.blocks:
@@ -139,6 +143,7 @@ class ReferenceMachine:
             self._settle()
             ends = [line.until for line in self.lines if line.doing in ("kernel", "copy", "latency")]
             ends += [self._finish(flow) for flow in self.flows]
+            ends += [thread.until for thread in self.threads.values() if thread.until is not None]
             if not ends:
                 return all(line.here is None for line in self.lines)
             self.now = min(ends)
@@ -164,6 +169,8 @@ class ReferenceMachine:
         for line in self.lines:
             if line.doing in ("kernel", "copy") and line.until == self.now:
                 self._end(line)
+        for thread in self.threads.values():
+            thread.end(self.now)
 
     def _finish(self, flow: Flow) -> int:
         return flow.since + ceil(flow.left * 10**9 / flow.rate)
@@ -182,6 +189,8 @@ class ReferenceMachine:
         """Releases, then signals, then acquires, then starts; after each change all streams are polled again."""
         while True:
             self._step_past()
+            for gpu, thread in self.threads.items():
+                thread.go_on(self.now, [x for x in self.lines if x.stream.gpu == gpu])
             kinds: tuple[tuple[type, ...], ...] = ((Release,), (Signal,))
             result = next((line for kind in kinds if (line := self._first(kind))), None)
             if result:
@@ -278,8 +287,12 @@ class ReferenceMachine:
             self.queue[memory].append(line)
         return True
 
+    def _is_launched(self, line: Line) -> bool:
+        return line.stream.role != "compute" or not self.threads or self.threads[line.stream.gpu].allows(line)
+
     def _start(self) -> bool:
-        line = self._first((Launch, Encode, Decode, Copy))
+        works = (x for x in self.lines if x.doing == "ready" and x.here and isinstance(x.here[0], WORK))
+        line = next(filter(self._is_launched, works), None)
         if line is None:
             return False
         if isinstance(line.here[0], Launch | Encode | Decode):  # type: ignore[index]

@@ -59,7 +59,7 @@ def link_ns(result: Result, node: NodeSpec) -> int:
 @given(st.data(), pools)
 def test_an_iteration_is_never_shorter_than_its_compute(data: st.DataObject, pool: str):
     trace = data.draw(traces())
-    result = simulate(trace, data.draw(nodes()), data.draw(placed(trace)), pool=pool)
+    result = simulate(trace, data.draw(nodes(launches=True)), data.draw(placed(trace)), pool=pool)
     lengths = [end - start for start, end in map(result.timeline.window, range(3))]
     assert min(lengths) >= trace.compute_ns
 
@@ -67,7 +67,7 @@ def test_an_iteration_is_never_shorter_than_its_compute(data: st.DataObject, poo
 @many
 @given(st.data())
 def test_a_run_is_never_shorter_than_its_traffic_over_the_link(data: st.DataObject):
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     result = simulate(trace, node, data.draw(placed(trace)))
     assert result.timeline.iteration_ends_ns[-1] >= link_ns(result, node)
 
@@ -75,7 +75,7 @@ def test_a_run_is_never_shorter_than_its_traffic_over_the_link(data: st.DataObje
 @many
 @given(st.data(), pools)
 def test_a_run_within_a_budget_respects_it_or_runs_out_of_memory(data: st.DataObject, pool: str):
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     budget = data.draw(st.integers(0, most))
     try:
@@ -93,7 +93,7 @@ def test_a_run_within_a_budget_respects_it_or_runs_out_of_memory(data: st.DataOb
 @many
 @given(st.data(), pools)
 def test_memory_for_all_blocks_is_always_enough_in_the_counting_pool(data: st.DataObject, pool: str):
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     most = sum(-(-block.bytes // node.gpu.alignment) for block in trace.blocks) * node.gpu.alignment
     policy = data.draw(placed(trace))
     simulate(trace, node, policy, budget=most, pool="counting")
@@ -105,7 +105,7 @@ def test_memory_for_all_blocks_is_always_enough_in_the_counting_pool(data: st.Da
 def test_the_breakdown_adds_up_to_the_iteration(data: st.DataObject, streams: int):
     trace = data.draw(traces(streams=streams))
     policy = data.draw(placed(trace)) if streams == 1 else "none"
-    result = simulate(trace, data.draw(nodes()), policy)
+    result = simulate(trace, data.draw(nodes(launches=True)), policy)
     assert result.metrics.breakdown.total == result.iteration_ns
     if streams == 1:
         assert result.metrics.breakdown.compute == trace.compute_ns
@@ -114,7 +114,7 @@ def test_the_breakdown_adds_up_to_the_iteration(data: st.DataObject, streams: in
 @many
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
 def test_with_a_layer_barrier_more_bandwidth_never_slows_a_run(data: st.DataObject, out: int, back: int):
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     link = node.link
     faster = replace(link, d2h_bandwidth=link.d2h_bandwidth * out, h2d_bandwidth=link.h2d_bandwidth * back)
     policy = data.draw(placed(trace, barrier=True))
@@ -127,7 +127,7 @@ def test_with_a_layer_barrier_more_bandwidth_never_slows_a_run(data: st.DataObje
 @given(st.data(), st.integers(1, 4), st.integers(1, 4))
 def test_without_a_layer_barrier_more_bandwidth_never_delays_the_end(data: st.DataObject, out: int, back: int):
     """With an engine for each direction no copy can overtake another, so the run ends no later."""
-    trace, node = data.draw(traces()), data.draw(nodes())
+    trace, node = data.draw(traces()), data.draw(nodes(launches=True))
     link = replace(node.link, duplex=Duplex.FULL)
     node = replace(node, gpu=replace(node.gpu, copy_engines=2), link=link)
     faster = replace(link, d2h_bandwidth=link.d2h_bandwidth * out, h2d_bandwidth=link.h2d_bandwidth * back)
@@ -141,7 +141,7 @@ def test_without_a_layer_barrier_more_bandwidth_never_delays_the_end(data: st.Da
 @given(st.data(), st.sampled_from(["all", "conv", "dynamic"]))
 def test_vdnn_runs_any_trace_with_one_compute_stream(data: st.DataObject, mode: str):
     trace = data.draw(traces())
-    result = simulate(trace, data.draw(nodes()), "vdnn", parameters={"mode": mode})
+    result = simulate(trace, data.draw(nodes(launches=True)), "vdnn", parameters={"mode": mode})
     assert result.iteration_ns >= result.ideal_ns
 
 
@@ -150,7 +150,7 @@ def test_vdnn_runs_any_trace_with_one_compute_stream(data: st.DataObject, mode: 
 def test_vdnn_within_a_budget_runs_or_runs_out_of_memory(data: st.DataObject, mode: str):
     trace = data.draw(traces())
     budget = data.draw(st.integers(0, 1 + sum(block.bytes for block in trace.blocks)))
-    node = replace(data.draw(nodes()))
+    node = replace(data.draw(nodes(launches=True)))
     try:
         result = simulate(trace, node, "vdnn", parameters={"mode": mode}, budget=budget)
     except OutOfMemoryError:
@@ -162,14 +162,14 @@ def test_vdnn_within_a_budget_runs_or_runs_out_of_memory(data: st.DataObject, mo
 @given(st.data(), st.integers(1, 3))
 def test_ideal_takes_the_ideal_time_of_the_graph(data: st.DataObject, streams: int):
     trace = data.draw(traces(streams=streams))
-    result = simulate(trace, data.draw(nodes()), "ideal", budget=10**9)
+    result = simulate(trace, data.draw(nodes(launches=True)), "ideal", budget=10**9)
     assert result.iteration_ns == result.ideal_ns
 
 
 @many
 @given(st.data(), st.integers(1, 3))
 def test_none_with_ample_memory_equals_ideal(data: st.DataObject, streams: int):
-    trace, node = data.draw(traces(streams=streams)), data.draw(nodes())
+    trace, node = data.draw(traces(streams=streams)), data.draw(nodes(launches=True))
     ideal, plain = simulate(trace, node, "ideal"), simulate(trace, node, "none")
     assert plain.timeline.iteration_ends_ns == ideal.timeline.iteration_ends_ns
     assert plain.high_water == ideal.high_water

@@ -73,7 +73,7 @@ def test_every_event_happens_when_the_reference_model_predicts(data: st.DataObje
     """The machine compared with the reference, with relaunches and with offloads during the last reader."""
     graph = data.draw(encoded_graphs(of=st.one_of(trainings(max_layers=5), repeatable_traces())))
     program = lower(graph, data.draw(mixed_placements(graph)))
-    node, budget = data.draw(nodes()), None
+    node, budget = data.draw(nodes(launches=True)), None
     if tight:
         unit = node.gpu.alignment
         resident = sum(-(-graph.sizes[b] // unit) * unit for b in program.resident)

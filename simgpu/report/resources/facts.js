@@ -53,6 +53,7 @@ function factsOf(run, track, i, origin) {
 
 function waitTitle(kind) {
   if (kind.endsWith(" memory")) return kind.replace("stall", "waits for");
+  if (kind.endsWith(" launch")) return "waits for the host's launch";
   return kind.includes("engine") ? "waits for a copy engine" : "waits for another stream";
 }
 
