@@ -77,9 +77,9 @@ def time_lower_bounds(
     context = plan_context(trace, node, policy, config, **settings)
     decisions = policy.decisions(context)
     evaluator = evaluator_of(context, decisions)
-    if evaluator.why_not is not None:
+    if evaluator.why_no_bound is not None:
         remedy = "choose a node with a full-duplex link, two copy engines and no compressing DMA engine"
-        raise InputError.single("", f"node {node.name}", f"no bound is known: {evaluator.why_not}", remedy)
+        raise InputError.single("", f"node {node.name}", f"no bound is known: {evaluator.why_no_bound}", remedy)
     both = bounds_of(evaluator)
     if not both.of_all.fits:
         kernel = "" if both.of_all.kernel is None else context.graph.kernels[both.of_all.kernel].id

@@ -103,6 +103,11 @@ class Evaluator:
         """Why times are not exact on this node, None where they are."""
         return self.exactness_limit or why_not(self.graph, self.node, self.decisions)
 
+    @property
+    def why_no_bound(self) -> str | None:
+        """Why times of a lower bound do not hold on this node, None where they do."""
+        return self.exactness_limit or why_not(self.graph, self.node, self.decisions, launches=False)
+
     @cached_property
     def tables(self) -> Tables:
         """The tables of this graph, node, budget and decisions."""

@@ -157,8 +157,13 @@ def with_budget(tables: Tables, budget: int) -> Tables:
     return tables._replace(limits=limits)
 
 
-def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions) -> str | None:
-    """Why evaluation is not exact for a graph and node, None where it is."""
+def why_not(graph: TaskGraph, node: NodeSpec, decisions: Decisions, *, launches: bool = True) -> str | None:
+    """Why evaluation is not exact for a graph and node, None where it is. launches: whether to look at the host's.
+
+    Launches that take time only delay kernels, so a lower bound holds with them too.
+    """
+    if launches and node.host.launch_ns:
+        return "the host takes time to launch kernels"
     if len(graph.compute_streams) > 1:
         return "kernels run on several compute streams"
     if len(graph.rounds) != 1 or graph.rounds[0].repeat != 1:

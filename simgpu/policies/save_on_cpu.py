@@ -11,8 +11,9 @@ Device memory:
 * A fetched tensor occupies new memory, even where the saved one is still resident (a weight). It is released when the
   operator of backward that unpacked it is done: after the last kernel that reads any tensor unpacked with it.
 * With `pin_memory` false, PyTorch's default, the host's memory is pageable: the driver copies through a pinned buffer
-  and blocks the host, so compute waits as above, at the node's ``host.pageable_bandwidth``. PyTorch allocates new host
-  memory for each copy; what that takes is not modelled.
+  and blocks the host, so compute waits as above, at the node's ``host.pageable_bandwidth``. Where launches take time,
+  the next one begins when the copy has ended. PyTorch allocates new host memory for each copy; what that takes is not
+  modelled.
 * PyTorch copies a non-contiguous tensor through a temporary one on the device; this is not modelled.
 """
 
@@ -48,7 +49,8 @@ class SaveOnCpu(Policy):
     pin_memory: bool = parameter(True, "whether host memory is pinned; if not, copies are slower")
 
     def machine(self, node: NodeSpec) -> NodeSpec:
-        """The node with the link's rate for this memory, and with several GPUs a third of the host's bandwidth.
+        """The node with the link's rate for this memory, and with several GPUs a third of the host's bandwidth; its
+        threads wait for the copies.
 
         Raises `InputError` where the node does not state it."""
         if self.pin_memory:
@@ -62,6 +64,7 @@ class SaveOnCpu(Policy):
         host, memory = node.host, node.host.memory_bandwidth
         if node.gpus > 1 and memory is not None:
             host = replace(host, memory_bandwidth=max(memory // _STAGED, 1))
+        host = replace(host, waits_for_copies=host.launch_ns > 0)
         return replace(node, host=host, link=replace(node.link, kind=kind, d2h_bandwidth=rate, h2d_bandwidth=rate))
 
     def plan(self, context: PlanContext) -> Program:

@@ -6,13 +6,17 @@ from dataclasses import fields
 
 import pytest
 
-from simgpu.hardware.spec import CdmaSpec, LinkSpec, MemoryLink, MemorySpec, SwitchSpec
+from simgpu.hardware.spec import CdmaSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, SwitchSpec
 
 KNOWN: dict[type, set[str]] = {
     LinkSpec: {"kind", "d2h_bandwidth", "h2d_bandwidth", "latency_ns", "duplex"},
     MemoryLink: {"ends", "kind", "bandwidths", "latency_ns", "duplex", "copy_engines", "over_gpu_link"},
     MemorySpec: {"name", "kind", "capacity", "alignment", "allocator", "endurance"},
     SwitchSpec: {"gpus", "d2h_bandwidth", "h2d_bandwidth", "duplex", "links"},
+    HostSpec: {
+        *("pinned_memory", "memory", "cores", "codec_bandwidth", "accumulate_bandwidth", "accumulate_limit"),
+        *("memory_bandwidth", "pageable_bandwidth", "launch_ns", "waits_for_copies"),
+    },
     CdmaSpec: {"codec", "read_bandwidth", "buffer", "latency_ns", "kernel_bandwidth", "throttle", "nominal_link"},
 }
 

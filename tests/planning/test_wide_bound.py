@@ -15,7 +15,7 @@ from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.bounds import time_lower_bound, time_lower_bounds
 from simgpu.experiments.compare import compare
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec
 from simgpu.planning.bound import Filling, by_rate
 from simgpu.planning.options import Decisions
 from simgpu.planning.wide_bound import wide_bound
@@ -65,15 +65,21 @@ def test_no_policy_is_faster_than_its_bound_or_fits_where_the_bound_does_not() -
     seen: Counter[str] = Counter()
 
     @settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
-    @given(st.one_of(chains(), trainings(max_layers=6)), st.integers(0, 7), st.sampled_from([10**9, 10**10]))
-    def check(trace: Trace, step: int, rate: int) -> None:
+    @given(
+        st.one_of(chains(), trainings(max_layers=6)),
+        st.integers(0, 7),
+        st.sampled_from([10**9, 10**10]),
+        st.sampled_from([0, 0, 3, 40]),
+    )
+    def check(trace: Trace, step: int, rate: int, launch_ns: int) -> None:
         tasks = TaskGraph.of(trace)
         smallest = max(
             sum(tasks.sizes[b] for b in {*tasks.reads[k], *tasks.writes[k]}) for k in range(len(tasks.kernels))
         )
         peak = trace_stats(trace).peak_needed
         budget = max(smallest - 1 + step * max((peak.bytes if peak else 0) - smallest + 1, 0) // 6, 1)
-        node = NodeSpec("drawn", GpuSpec("gpu", 10**12), LinkSpec("pcie", rate, rate))
+        host = HostSpec(launch_ns=launch_ns)
+        node = NodeSpec("drawn", GpuSpec("gpu", 10**12), LinkSpec("pcie", rate, rate), host)
         try:
             bounds = time_lower_bounds(trace, node, budget=budget)
         except OutOfMemoryError:
@@ -93,11 +99,12 @@ def test_no_policy_is_faster_than_its_bound_or_fits_where_the_bound_does_not() -
             assert bound is not None
             assert result.iteration_ns >= bound.ns, policy
             seen["narrow" if bound is bounds.of_activations else "wide"] += 1
+            seen["launches"] += "launches" in bound.how
             seen["more than the kernels"] += bound.ns > bound.compute_ns
             seen["wide, more than the kernels"] += bounds.of_all.ns > bound.compute_ns
 
     check()
-    assert min(seen["narrow"], seen["wide"], seen["more than the kernels"]) > 0, seen
+    assert min(seen["narrow"], seen["wide"], seen["launches"], seen["more than the kernels"]) > 0, seen
 
 
 def test_if_no_activation_placement_fits_the_bound_of_all_programs_is_reported() -> None:

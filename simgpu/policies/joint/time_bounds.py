@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from simgpu.graph.transforms import WithEncodings
@@ -79,7 +79,15 @@ def bounds_of(evaluator: Evaluator) -> TimeBounds:
     """
     narrow = lower_bound(evaluator.tables) if find_spec("scipy") else quick_bound(evaluator.tables)
     wide = wide_bound(evaluator.graph, evaluator.node, evaluator.budget)
+    if evaluator.node.host.launch_ns:
+        narrow, wide = _with_launches(narrow, evaluator), _with_launches(wide, evaluator)
     return TimeBounds(narrow, wide, evaluator.decisions, len(evaluator.graph.blocks), evaluator.node.with_own_link)
+
+
+def _with_launches(bound: Bound, evaluator: Evaluator) -> Bound:
+    """A bound where the host launches each kernel in its time: every program launches the kernels in their order."""
+    least = evaluator.graph.ideal_ns(evaluator.node.host.launch_ns)
+    return bound if bound.ns >= least else replace(bound, ns=least, how="time of the kernels and of their launches")
 
 
 def is_bounded(program: Program) -> bool:
