@@ -14,7 +14,7 @@ import click
 from simgpu.cli.choice import size_option
 from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
-from simgpu.cli.settings import arguments_as_options
+from simgpu.cli.settings import arguments_as_options, parse_settings
 from simgpu.cli.suggestions import models, nodes
 from simgpu.cli.training_options import (
     attention_option,
@@ -29,15 +29,19 @@ from simgpu.cli.training_options import (
     target_length_option,
     tf32_option,
 )
-from simgpu.errors import InputError
+from simgpu.errors import InputError, Problem
 from simgpu.experiments.fit.entry import FitSettings, fit
 from simgpu.experiments.fit.gpu_table import GpuTable, fit_gpus
 from simgpu.experiments.fit.result import Fit
+from simgpu.hardware.nodes import load_node
+from simgpu.hardware.spec import NodeSpec
 from simgpu.io.atomic import atomic_file
 from simgpu.version import __version__
 from simgpu.workloads.lowering.optimizer import Optimizer
 
 _TABLE = ".csv"
+#: Begins the keys of a node's values, as in scenarios.
+_NODE = "node."
 #: Columns for names of options at least.
 _NARROWEST = 16
 
@@ -81,6 +85,13 @@ _NARROWEST = 16
 @four_bit_option
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help='Change a value of each node, e.g. node.host.launch="16 us" (configs/README.md). Repeatable.',
+)
+@click.option(
     "-o",
     "--output",
     "outputs",
@@ -94,6 +105,7 @@ _NARROWEST = 16
 def fit_(
     model: str,
     names: tuple[str, ...],
+    changes: tuple[str, ...],
     outputs: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
@@ -118,14 +130,17 @@ def fit_(
     simgpu fit ./Llama-3.1-8B --gpu gb200 --float8 tensorwise-compiled
     simgpu fit resnet50 --gpu rtx3060 --batch 256
     simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
+    simgpu fit ./Llama-3.2-1B --gpu h100 --batch 1 --length 512 \\
+        --set node.host.launch="16 us"
     """
     _check(outputs, several=len(names) > 1)
+    gpus: Sequence[str | NodeSpec] = names if not changes else [load_node(name, _overrides(changes)) for name in names]
     with progress(quiet) as say, arguments_as_options(settings):
         result: Fit | GpuTable
         if len(names) > 1:
-            result = fit_gpus(model, names, progress=say, **settings)
+            result = fit_gpus(model, gpus, progress=say, **settings)
         else:
-            result = fit(model, names[0], progress=say, **settings)
+            result = fit(model, gpus[0], progress=say, **settings)
         for path in outputs:
             say(f"writing {path}")
             _write(result, path)
@@ -135,6 +150,16 @@ def fit_(
         _show(result, outputs)
     if result.best is None:
         sys.exit(OUT_OF_MEMORY)
+
+
+def _overrides(changes: tuple[str, ...]) -> dict[str, object]:
+    """Values of a node by their key. Raises `InputError` for keys of other things."""
+    values = parse_settings(changes, of="--set", example=f'--set {_NODE}host.launch="16 us"')
+    others = [key for key in values if not key.startswith(_NODE)]
+    if others:
+        what, remedy = "is no value of a node", f"write {_NODE} and a key of the node's file"
+        raise InputError(Problem("--set", key, what, remedy) for key in others)
+    return {key.removeprefix(_NODE): value for key, value in values.items()}
 
 
 def _check(outputs: tuple[Path, ...], *, several: bool) -> None:

@@ -161,12 +161,14 @@ def _memory_link(link: MemoryLink, key: str) -> list[Row]:
 
 
 def _updates(host: HostSpec) -> list[Row]:
-    """Bandwidth of the host's memory and of copies that it is not pinned for, and of summing gradients of GPUs."""
+    """Bandwidth of the host's memory and of copies that it is not pinned for, and of summing gradients of GPUs; the
+    time of launches."""
     one, limit, memory = host.accumulate_bandwidth, host.accumulate_limit, host.memory_bandwidth
     pageable = host.pageable_bandwidth
     return [
         ("  memory bandwidth", format_bandwidth(memory) if memory else "", "host.memory_bandwidth"),
         ("  pageable copies", format_bandwidth(pageable) if pageable else "", "host.pageable_bandwidth"),
+        ("  launches in", format_time(host.launch_ns) if host.launch_ns else "", "host.launch"),
         ("  accumulate at", f"{format_bandwidth(one)} per core" if one else "", "host.accumulate_bandwidth"),
         ("  limit", format_bandwidth(limit) if limit else "", "host.accumulate_limit"),
     ]

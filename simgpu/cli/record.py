@@ -23,7 +23,7 @@ from simgpu.cli.record_memory import predict
 from simgpu.cli.screen import WIDTH, Screen, facts, progress, quiet_option
 from simgpu.cli.suggestions import codecs as offer_codecs
 from simgpu.cli.suggestions import nodes, suggest
-from simgpu.cli.trace_folder import folder_options, refuse_another, refuse_inside, show_written
+from simgpu.cli.trace_folder import folder_options, launch_facts, refuse_another, refuse_inside, show_written
 from simgpu.compression.codecs.measure import BY_ENTRY, entries_in, sizes_in
 from simgpu.compression.codecs.registry import codec_names
 from simgpu.errors import InputError, Problem
@@ -241,7 +241,7 @@ def record(
                 grad_scaler=grad_scaler,
                 **loop,
             )
-    Screen().print(facts(trace.facts()))
+    Screen().print(facts([*trace.facts(), *([] if gpu is None else launch_facts(trace))]))
     if memory is not None:
         Screen().print("")
         Screen().print(facts(memory))

@@ -17,6 +17,7 @@ from simgpu.trace.allocation_folder import read_allocations
 from simgpu.trace.allocations import AllocationTrace
 from simgpu.trace.folder import read_trace
 from simgpu.trace.model import Trace
+from simgpu.workloads.timemodel.host import launch_note
 
 _TRACE_FILES = ("trace.yaml", "kernels.csv", "blocks.csv", ALLOCATIONS)
 
@@ -69,3 +70,9 @@ def refuse_inside(folders: Mapping[str, Path | None]) -> None:
     ]
     if problems:
         raise InputError(problems)
+
+
+def launch_facts(trace: Trace) -> list[tuple[str, str]]:
+    """A row on the time of launches, where these may be what limits a modelled iteration."""
+    note = launch_note(len(trace.kernels), trace.compute_ns)
+    return [("launches", note)] if note else []

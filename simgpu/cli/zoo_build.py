@@ -10,7 +10,7 @@ import click
 from simgpu.cli.screen import Screen, facts, progress, quiet_option
 from simgpu.cli.settings import parse_settings, parse_size
 from simgpu.cli.suggestions import networks, nodes
-from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.cli.trace_folder import launch_facts, refuse_another, show_written
 from simgpu.cli.training_options import training_options
 from simgpu.cli.zoo_configured import build_configured, is_configuration, refuse_options
 from simgpu.compression.codecs.entry_patterns import with_sparse_entries
@@ -193,6 +193,7 @@ def _facts(network: Network, trace: Trace) -> list[tuple[str, str]]:
         ("MACs", f"{short_count(network.macs)} per sample, forward"),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks, {len(trace.algorithms)} algorithm choices"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),
+        *launch_facts(trace),
         ("peak memory", f"{stats.recorded_peak_text()}, without offloading"),
         *_sparsity(trace),
         *_compressibility(trace),

@@ -9,7 +9,7 @@ from typing import Any
 
 from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.settings import arguments_as_options
-from simgpu.cli.trace_folder import refuse_another, show_written
+from simgpu.cli.trace_folder import launch_facts, refuse_another, show_written
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
@@ -71,5 +71,6 @@ def _facts(result: ModelledIteration) -> list[tuple[str, str]]:
         ("saved for backward", saved),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),
+        *launch_facts(result.trace),
         ("peak memory", f"{stats.recorded_peak_text()}, without offloading"),
     ]

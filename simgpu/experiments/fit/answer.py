@@ -10,6 +10,7 @@ from simgpu.experiments.fit.question import SEGMENTS
 from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
 from simgpu.trace.model import Origin
 from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.workloads.timemodel.host import launch_note
 
 #: Rows of a search that the answer names.
 _NAMED = 3
@@ -78,6 +79,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     times = "kernel times are modelled" if modelled else f"kernel times are those of {fit.info.device}"
     default = "that of the same samples as the model is trained by default, in unlimited memory"
     yield f"cost: step time over {default}; {times}"
+    yield from _on_launches(fit)
     if fit.question.gpus > 1:
         yield (
             f"sharing: the part of the cost that is due to {fit.question.gpus} GPUs which do the same at the same time "
@@ -108,6 +110,19 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
         )
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
+
+
+def _on_launches(fit: FitOutcome) -> Iterator[str]:
+    """What launches take, or would take if they are not counted."""
+    launch_ns = fit.question.node.host.launch_ns
+    if launch_ns:
+        yield f"launches: the host launches an operator in {format_time(launch_ns)}, and the GPU waits for it"
+        return
+    row = fit.best or fit.smallest
+    if row is not None and row.run is not None and fit.info.origin is Origin.MODELLED:
+        note = launch_note(row.run.operators, row.run.plain_ns)
+        if note:
+            yield f"launches: trained by default, {note}"
 
 
 def _ways(fit: FitOutcome) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _ABSENT = "-"
 #: Beginnings of notes that hold for a table of GPUs, too.
-_SHARED = ("GiB", "cost", "segments")
+_SHARED = ("GiB", "cost", "launches", "segments")
 _UNITS = {"batch": "samples", "length": "tokens per sample"}
 
 

@@ -86,7 +86,7 @@ class Question:
     alone: NodeSpec | None = None
     gpus: int = 1
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False, repr=False)
-    plain: dict[tuple[int, int | None], int] = field(default_factory=dict, compare=False, repr=False)
+    plain: dict[tuple[int, int | None], tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def searched(self) -> str:
@@ -167,8 +167,10 @@ class Question:
         """A run with the time that the same samples take as the model is trained by default."""
         size = run.batch, run.length
         if size not in self.plain:
-            self.plain[size] = task_graph(self._trace(*size, self.workload.options), self.node, 0).ideal_ns()
-        return replace(run, plain_ns=self.plain[size])
+            graph = task_graph(self._trace(*size, self.workload.options), self.node, 0)
+            self.plain[size] = graph.ideal_ns(self.node.host.launch_ns), len(graph.kernels)
+        plain_ns, operators = self.plain[size]
+        return replace(run, plain_ns=plain_ns, operators=operators)
 
     def _largest(self, candidate: Candidate, near: int | None) -> FitRow:
         """The largest batch or length that fits."""

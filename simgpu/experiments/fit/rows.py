@@ -53,8 +53,8 @@ class FitRun:
     batch is divided. fits: within the budget. peak: the most that is allocated at once; above the budget, in unlimited
     memory. reserved: the most that PyTorch's allocator had. step_ns: with the optimizer. link_bytes: copied over the
     link. allocator: settings of PyTorch's allocator that it needs to fit, empty for the default ones. plain_ns: of the
-    same samples as the model is trained by default, in unlimited memory; 0 if not known. alone_ns: step time without
-    other GPUs that share the node.
+    same samples as the model is trained by default, in unlimited memory; 0 if not known; operators: of that iteration.
+    alone_ns: step time without other GPUs that share the node.
     """
 
     batch: int
@@ -69,6 +69,7 @@ class FitRun:
     allocator: str = ""
     plain_ns: int = 0
     alone_ns: int = 0
+    operators: int = 0
 
     @property
     def sharing(self) -> float:
@@ -124,6 +125,7 @@ class FitRow:
             return about
         run = asdict(self.run)
         persistent = run.pop("persistent")
+        del run["operators"]
         run |= {
             "cost": self.run.cost,
             "sharing": self.run.sharing,

@@ -1,8 +1,13 @@
-"""The time of a step whose kernels wait for the host: PyTorch's thread launches one operator after another."""
+"""The time of a step whose kernels wait for the host: PyTorch's thread launches one operator after another.
+
+`launch_note` says where that matters; ``host.launch`` of a node makes the machine count it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+
+from simgpu.units import format_time
 
 #: Nanoseconds in which PyTorch's thread runs an operator of a training loop: ResNet-50 at batch 1 on a V100, January
 #: 2022, 89.033 ms for three iterations (pytorch/benchmark, pull request 706; Adam without multi-tensor operators), as
@@ -27,3 +32,29 @@ def step_ns(durations: Iterable[int], waits: Collection[int] = (), operator_ns: 
         if number in waits:
             host = device
     return device
+
+
+#: Launches that take at least this share of the kernels' time are worth a note: a part of the step may wait for them.
+_NOTABLE = 0.5
+#: The shipped figure as people write it.
+_ROUNDED = "16 us"
+
+
+def launch_note(operators: int, kernels_ns: int) -> str:
+    """A sentence where launches at the published time would take most of the kernels' time or more; else empty.
+
+    operators: of an iteration. kernels_ns: nanoseconds of their kernels.
+
+    >>> launch_note(1000, 40_000_000)
+    ''
+    >>> launch_note(1000, 10_000_000)
+    '1,000 operators take 15.94 ms to launch at 15.94 us each (published for one machine), their kernels 10 ms; ...'
+    """
+    launches = operators * OPERATOR_NS
+    if launches < _NOTABLE * kernels_ns:
+        return ""
+    return (
+        f"{operators:,} operators take {format_time(launches)} to launch at {format_time(OPERATOR_NS)} each (published "
+        f"for one machine), their kernels {format_time(kernels_ns)}; to simulate that the GPU waits for the host, add "
+        f'--set node.host.launch="{_ROUNDED}"'
+    )
