@@ -16,6 +16,7 @@ from simgpu.cli.group import OUT_OF_MEMORY, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
 from simgpu.cli.settings import arguments_as_options, parse_settings
 from simgpu.cli.suggestions import models, nodes
+from simgpu.cli.sweep import cores
 from simgpu.cli.training_options import (
     attention_option,
     autocast_option,
@@ -92,6 +93,13 @@ _NARROWEST = 16
     help='Change a value of each node, e.g. node.host.launch="16 us" (configs/README.md). Repeatable.',
 )
 @click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of processes. Default: one per core where a size is searched, else 1.",
+)
+@click.option(
     "-o",
     "--output",
     "outputs",
@@ -106,6 +114,7 @@ def fit_(
     model: str,
     names: tuple[str, ...],
     changes: tuple[str, ...],
+    jobs: int | None,
     outputs: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
@@ -134,13 +143,14 @@ def fit_(
         --set node.host.launch="16 us"
     """
     _check(outputs, several=len(names) > 1)
+    jobs = jobs or (cores() if settings.get("batch") is None or settings.get("length") is None else 1)
     gpus: Sequence[str | NodeSpec] = names if not changes else [load_node(name, _overrides(changes)) for name in names]
     with progress(quiet) as say, arguments_as_options(settings):
         result: Fit | GpuTable
         if len(names) > 1:
-            result = fit_gpus(model, gpus, progress=say, **settings)
+            result = fit_gpus(model, gpus, jobs=jobs, progress=say, **settings)
         else:
-            result = fit(model, gpus[0], progress=say, **settings)
+            result = fit(model, gpus[0], jobs=jobs, progress=say, **settings)
         for path in outputs:
             say(f"writing {path}")
             _write(result, path)

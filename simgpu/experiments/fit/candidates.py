@@ -339,7 +339,7 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
                 label=_joined(each.label, policy.label),
                 short=f"{each.short} + {policy.label}".lstrip(),
                 policy=policy.policy,
-                parameters=policy.parameters,
+                parameters={**policy.parameters},
                 switches=(*each.switches, _switch(policy)),
                 searched=policy.searched,
             )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from simgpu.errors import InputError, Problem
-from simgpu.experiments.fit.candidates import Candidate, candidates, changed
+from simgpu.experiments.fit.candidates import changed
 from simgpu.experiments.fit.gpus import gpus_that_fit
 from simgpu.experiments.fit.question import MOST_SAMPLES, Question, safe_margin
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow
-from simgpu.experiments.fit.switches import of_diffusers
-from simgpu.experiments.fit.workloads import ConfiguredWorkload, Workload, workload_of
+from simgpu.experiments.fit.trials import named, rows_of
+from simgpu.experiments.fit.workloads import workload_of
+from simgpu.experiments.processes import check_jobs
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
@@ -62,6 +63,7 @@ def fit(
     model: str | Path | Trace,
     gpu: str | NodeSpec,
     *,
+    jobs: int = 1,
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[FitSettings],
 ) -> Fit:
@@ -70,7 +72,8 @@ def fit(
     model: a Hugging Face ``config.json`` of a transformer or its folder, a network of the zoo, or a trace
     gpu: a shipped node, a node file, or a node
     settings: size, memory and training, see `FitSettings`
-    progress: called with each option before it is tried
+    jobs: processes in which options are tried; the answer does not depend on it
+    progress: called with each option before it is tried, or with how many have been tried in several processes
 
     Each candidate is run as a scenario would run it, with ``pool: caching``. A size that is searched leaves
     `simgpu.experiments.fit.question.safe_margin` of the memory. An option that needs more memory than the
@@ -88,6 +91,7 @@ def fit(
     batch, length, budget = (settings.get("batch"), settings.get("length"), settings.get("budget"))
     for name in ("batch", "length", "budget", "gpus"):
         training.pop(name, None)
+    check_jobs(jobs)
     _check_numbers(settings)
     workload = workload_of(model, training)
     whole = gpu if isinstance(gpu, NodeSpec) else load_node(gpu)
@@ -107,38 +111,25 @@ def fit(
     question = Question(workload, node, batch, length, memory, safe_margin(memory, context), alone, count)
     progress(f"building {workload.name}")
     info = question.info()
-    result = Fit(question, _rows(question, progress), info, context)
+    result = Fit(question, _rows(question, jobs, progress), info, context)
     smallest = result.smallest
     if result.best is not None or smallest is None or smallest.run is None:
         return result
     others = []
-    for each in _named(workload, changed(workload.options, smallest.candidate)):
+    for each in named(workload, changed(workload.options, smallest.candidate)):
         progress(each.stage)
         others.append(question.row(each))
     larger = gpus_that_fit(question, smallest.candidate, smallest.run, progress)
     return replace(result, rows=(*result.rows, *others), larger_gpus=tuple(larger))
 
 
-def _rows(question: Question, progress: Callable[[str], None]) -> tuple[FitRow, ...]:
+def _rows(question: Question, jobs: int, progress: Callable[[str], None]) -> tuple[FitRow, ...]:
     """The row of every candidate that trains the same. Raises `InputError` if none of them can run."""
-    near: int | None = None
-    rows: list[FitRow] = []
-    for candidate in _named(question.workload, candidates(question.workload.options)):
-        if question.searched and candidate.searched and candidate.valued_at is None:
-            continue
-        progress(candidate.stage)
-        rows.append(question.row(candidate, near))
-        near = rows[-1].size(question.searched) or near
+    rows = rows_of(question, jobs, progress)
     if all(row.run is None for row in rows):
         reasons = dict.fromkeys(row.note for row in rows)
         raise InputError(Problem(question.workload.name, "", reason) for reason in reasons)
-    return tuple(rows)
-
-
-def _named(workload: Workload, options: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates, with switches that the model's training loop can have."""
-    is_of_images = isinstance(workload, ConfiguredWorkload) and workload.longest is None
-    return [of_diffusers(each) if is_of_images else each for each in options]
+    return rows
 
 
 def _check_numbers(settings: FitSettings) -> None:

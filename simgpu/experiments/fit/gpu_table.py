@@ -151,12 +151,13 @@ def fit_gpus(
     model: str | Path | Trace,
     nodes: Sequence[str | NodeSpec],
     *,
+    jobs: int = 1,
     progress: Callable[[str], None] = no_progress,
     **settings: Unpack[FitSettings],
 ) -> GpuTable:
     """The best option of training a model on each of several GPUs, what it costs and how fast it is.
 
-    nodes: shipped nodes, node files or nodes; model, settings, progress: as for `fit`
+    nodes: shipped nodes, node files or nodes; model, settings, jobs, progress: as for `fit`
 
     A GPU that the time model does not support is a row with the reason. Raises `InputError` for unknown GPUs, all at
     once, for one that is given twice, and as `fit` does where all GPUs are refused.
@@ -169,7 +170,7 @@ def fit_gpus(
     problems: list[Problem] = []
     for node in _nodes(nodes):
         try:
-            rows.append(GpuAnswer(node, fit(model, node, progress=_of_gpu(node, progress), **settings)))
+            rows.append(GpuAnswer(node, fit(model, node, jobs=jobs, progress=_of_gpu(node, progress), **settings)))
         except InputError as error:
             problems += error.problems
             rows.append(GpuAnswer(node, None, first_reason(error)))

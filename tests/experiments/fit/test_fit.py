@@ -18,6 +18,7 @@ from simgpu.experiments.fit.section_search import spared_by
 from simgpu.experiments.fit.workloads import workload_of
 from simgpu.hardware.spec import HostSpec
 from simgpu.planning.search.bisection import largest_by_guess
+from simgpu.policies.base import no_progress
 from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
 from simgpu.workloads.configured.config import read_decoder, read_model
@@ -380,7 +381,7 @@ def test_an_8b_model_answers_within_a_minute_at_128k(tmp_path: Path) -> None:
     values = {"model_type": "llama", **large, "num_key_value_heads": 8, "vocab_size": 128256}
     (tmp_path / "config.json").write_text(json.dumps({**values, "max_position_embeddings": 131072}))
     started = monotonic()
-    result = simgpu.fit(tmp_path, "gb300", batch=1, length=131072)
+    result = simgpu.fit(tmp_path, "gb300", batch=1, length=131072, jobs=2)
     assert monotonic() - started < 60
     assert result.best is not None
 
@@ -429,3 +430,20 @@ def test_a_search_marks_what_fits_without_the_margin_as_tight(model: Path) -> No
 def test_more_gpus_than_the_node_has_are_refused() -> None:
     with pytest.raises(InputError, match="node rtx4090 has one GPU, not 8; choose rtx4090-x8"):
         simgpu.fit("resnet50", "rtx4090", batch=1, gpus=8)
+
+
+@pytest.mark.slow
+def test_the_answer_does_not_depend_on_the_number_of_processes(model: Path) -> None:
+    said: list[str] = []
+    alone, together = (
+        simgpu.fit(model, "rtx3060", length=512, jobs=jobs, progress=said.append if jobs > 1 else no_progress)
+        for jobs in (1, 2)
+    )
+    assert together.rows == alone.rows
+    assert len(alone.rows) > 10
+    assert said[-1].endswith("options tried, in 2 processes")
+
+
+def test_a_number_of_processes_that_is_none_is_refused(model: Path) -> None:
+    with pytest.raises(InputError, match="0 is not a whole number of at least 1"):
+        simgpu.fit(model, "rtx3060", batch=1, length=512, jobs=0)
