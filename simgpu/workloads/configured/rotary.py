@@ -52,12 +52,11 @@ def turned(build: Build, query: Tensor, key: Tensor, places: Places) -> tuple[Te
         half = decoder.rotary_width // 2
         cosines, sines = (_twice(session, each, half) for each in (cosines, sines))
         return partly_rotated(build, (query, key), cosines, sines, together=True)
-    if decoder.rotation == Rotation.WIDE:
-        wide = [cast(session, each, "float32") for each in (query, key)]
-        results = [_neighbours_rotated(session, each, cosines, sines) for each in wide]
-    else:
-        results = [rotated(session, each, cosines, sines) for each in (query, key)]
-    return cast(session, results[0], query.dtype), cast(session, results[1], key.dtype)
+    if decoder.rotation == Rotation.HALVES:
+        return rotated(session, query, cosines, sines), rotated(session, key, cosines, sines)
+    wide = [cast(session, each, "float32") for each in (query, key)]
+    first, second = (_neighbours_rotated(session, each, cosines, sines) for each in wide)
+    return cast(session, first, query.dtype), cast(session, second, key.dtype)
 
 
 def _twice(session: Session, x: Tensor, count: int) -> Tensor:
