@@ -6,7 +6,8 @@ nor kernels (token numbers, initialization, text generation) are ignored, as tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ from simgpu.workloads.configured.unet_config import UNET, UNet, unet
 #: Largest file that is read, bytes. Published ones have a few kB.
 _LIMIT = 2**20
 _WHAT = "a configuration (JSON text file)"
-#: Rotary embeddings whose frequencies do not depend on the length at run time.
-_ROTARY = ("default", "linear", "llama3", "yarn")
+#: Rotary embeddings, without those whose frequencies are computed from the length at run time.
+_ROTARY = ("default", "linear", "llama3", "yarn", "longrope")
+#: Phi-3's earlier names of longrope.
+_EARLIER_LONGROPE = ("su", "yarn")
+#: Kinds of Gemma 3's layers.
+_KINDS = ("full_attention", "sliding_attention")
 #: Endings of classes that have another layer behind the decoder than a language model, or none.
 _OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 
@@ -152,16 +157,15 @@ def _decoder(keys: Keys, decoder: Decoder) -> Decoder:
     keys.refuse_misspelt()
     if keys.problems:
         raise InputError(keys.problems)
-    return decoder
+    return replace(decoder, longrope="longrope" in _rotary_kinds(keys, decoder).values())
 
 
 def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
     _check_class(keys)
-    for key in ("rope_scaling", "rope_parameters"):
-        for kind in _rotary_kinds(keys.value(key)):
-            if kind not in _ROTARY:
-                keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
+    for key, kind in _rotary_kinds(keys, decoder).items():
+        if kind not in _ROTARY:
+            keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
     if keys.problems:
         return
     if decoder.heads % decoder.key_heads:
@@ -172,14 +176,19 @@ def _check(keys: Keys, decoder: Decoder) -> None:
         keys.refuse("head width", what, "give heads of an even width")
 
 
-def _rotary_kinds(rotary: object) -> Iterator[object]:
-    """The types of rotary embeddings; transformers 5 writes those of Gemma 3's two kinds of layers separately."""
-    if not isinstance(rotary, dict):
-        yield from () if rotary is None else (rotary,)
-        return
-    parts = [rotary[name] for name in ("full_attention", "sliding_attention") if name in rotary]
-    for part in parts or (rotary,):
-        yield part.get("rope_type", part.get("type")) if isinstance(part, dict) else part
+def _rotary_kinds(keys: Keys, decoder: Decoder) -> dict[str, object]:
+    """The types of rotary embeddings, by key; transformers 5 writes those of Gemma 3's two kinds of layers apart."""
+    kinds: dict[str, object] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        rotary = keys.value(key)
+        parts = {key: rotary}
+        if isinstance(rotary, dict) and not rotary.keys().isdisjoint(_KINDS):
+            parts = {f"{key}.{name}": rotary[name] for name in _KINDS if name in rotary}
+        for place, part in parts.items():
+            kind = part.get("rope_type", part.get("type")) if isinstance(part, dict) else part
+            if part is not None:
+                kinds[place] = "longrope" if decoder.family == "phi3" and kind in _EARLIER_LONGROPE else kind
+    return kinds
 
 
 def _check_class(keys: Keys) -> None:

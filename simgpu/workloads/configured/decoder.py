@@ -81,6 +81,7 @@ class Decoder:
     query_bias, output_bias, inner_bias: of the products for queries, keys and values; for attention's result; and of
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
+    longrope: whether each iteration looks up the length, by which the angles are chosen (Phi-3's 128k tokens).
     rotation: which values are rotated as a pair.
     norms, norm_kind: where layers normalize, and how.
     head_norms: how queries and keys are normalized; None for not at all.
@@ -113,6 +114,7 @@ class Decoder:
     output_bias: bool = False
     inner_bias: bool = False
     rotary_width: int = 0
+    longrope: bool = False
     rotation: Rotation = Rotation.HALVES
     norms: Norms = Norms.BEFORE
     norm_kind: NormKind = NormKind.RMS

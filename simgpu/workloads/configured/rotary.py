@@ -27,9 +27,21 @@ def rotary_angles(build: Build, positions: Tensor, name: str) -> tuple[Tensor, T
     """
     session, half = build.session, build.decoder.rotary_width // 2
     with session.layer(name):
+        if build.decoder.longrope and name == "rotary_emb":
+            _look_up_length(session, positions)
         name = f"{session.tape.layer}.inv_freq"
         frequencies = session.constant(name, (1, half, 1), "float32", BlockKind.OTHER)
         return _angles(build, frequencies, positions.seen((1, 1, positions.shape[1])))
+
+
+def _look_up_length(session: Session, positions: Tensor) -> None:
+    """Compares the length with that of pretraining; the host waits for the answer (``longrope_frequency_update``).
+
+    The first iteration with longer samples also computes their frequencies, which is not modelled.
+    """
+    (last,) = session.run("max", (positions,), (((), positions.dtype),))
+    longer = elementwise(session, "gt", elementwise(session, "add", last), dtype="bool")
+    session.run("_local_scalar_dense", (longer,), ())
 
 
 def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

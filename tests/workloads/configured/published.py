@@ -46,6 +46,9 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 
+#: The factors themselves are not those published: they change no kernel.
+_LONG = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+
 PUBLISHED = {
     "openai-community/gpt2": Published({"model_type": "gpt2"}, 124_439_808),
     "EleutherAI/pythia-410m": Published(_sizes("gpt_neox", 1024, 4096, 24, 16, 50304), 405_334_016),
@@ -126,6 +129,26 @@ PUBLISHED = {
     ),
     "microsoft/Phi-3-mini-4k-instruct": Published(
         _sizes("phi3", 3072, 8192, 32, 32, 32064, num_key_value_heads=32, sliding_window=2047), 3_821_079_552
+    ),
+    "microsoft/Phi-3.5-mini-instruct": Published(
+        _sizes("phi3", 3072, 8192, 32, 32, 32064, num_key_value_heads=32, sliding_window=262144, rope_scaling=_LONG),
+        3_821_079_552,
+    ),
+    "microsoft/Phi-4-mini-instruct": Published(
+        _sizes(
+            "phi3",
+            3072,
+            8192,
+            32,
+            24,
+            200064,
+            num_key_value_heads=8,
+            partial_rotary_factor=0.75,
+            tie_word_embeddings=True,
+            sliding_window=262144,
+            rope_scaling=_LONG,
+        ),
+        3_836_021_760,
     ),
     "mistralai/Mistral-7B-v0.1": Published(
         _sizes("mistral", 4096, 14336, 32, 32, 32000, num_key_value_heads=8, sliding_window=4096), 7_241_732_096

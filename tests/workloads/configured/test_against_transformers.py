@@ -95,6 +95,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "glm4": {"model_type": "glm4", **_SIZES, "head_dim": 32},
     "phi3": {"model_type": "phi3", **_SIZES, "resid_pdrop": 0.1},
     "phi3-partly-rotated": {"model_type": "phi3", **_SIZES, "partial_rotary_factor": 0.5},
+    "phi3-longrope": {
+        "model_type": "phi3",
+        **_SIZES,
+        "original_max_position_embeddings": 100,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+    },
     "phi": {"model_type": "phi", **_SIZES, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
     "phi-gelu-fast": {"model_type": "phi", **_SIZES, "hidden_act": "gelu_fast"},
     "gpt_neox": {"model_type": "gpt_neox", **_SIZES, "hidden_dropout": 0.1},

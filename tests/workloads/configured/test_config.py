@@ -73,6 +73,14 @@ def test_windows_of_gemma_3_are_read_as_later_versions_write_them() -> None:
     assert own == later and [own.window_of(layer) for layer in range(2)] == [4096, None]
 
 
+def test_longrope_has_earlier_names_in_phi_3_alone() -> None:
+    kinds = {
+        (family, kind): decoder_of({**SMALL, "model_type": family, "rope_scaling": {"type": kind}}).longrope
+        for family, kind in (("phi3", "longrope"), ("phi3", "su"), ("phi3", "yarn"), ("llama", "yarn"))
+    }
+    assert [name for name, is_longrope in kinds.items() if not is_longrope] == [("llama", "yarn")]
+
+
 def test_misspelt_keys_are_refused_together() -> None:
     """Their values would not count: the sizes would be the defaults of the family."""
     given = {**SMALL, "hiden_size": SMALL["hidden_size"], "num_hidden_layer": 2, "use_cache": True}
@@ -126,12 +134,13 @@ def test_misspelt_keys_are_refused_together() -> None:
         ),
         (
             {"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
-            "rope_parameters: 'dynamic' is not a supported type",
+            "rope_parameters.full_attention: 'dynamic' is not a supported type",
         ),
         (
             {"model_type": "gemma3_text", "use_bidirectional_attention": True},
             "attention to later tokens is not modelled",
         ),
+        ({"rope_scaling": {"type": "su"}}, "rope_scaling: 'su' is not a supported type"),
         ({"rope_scaling": 4}, "rope_scaling: 4 is not a supported type"),
         ({"quantization_config": {"bits": 4}}, "quantized weights are not modelled"),
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm: normalized queries and keys are not modelled"),

@@ -96,7 +96,8 @@ def expected(
     values: dict[str, Any], batch: int, length: int, dtype: str = "bfloat16", attention: str = "sdpa"
 ) -> Expected:
     """Runs forward on fake tensors with the operators of an H100."""
-    with balanced_routing(values), FakeTensorMode(allow_non_fake_inputs=True), gpu_forms("hopper"):
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with balanced_routing(values), short_samples(), fake, gpu_forms("hopper"):
         module = model(values, dtype, attention)
         weights = {weight.untyped_storage()._cdata for weight in module.parameters()}
         path, saved, held = [""], {}, []
@@ -147,6 +148,22 @@ def balanced_routing(values: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         operators[nonzero], functions.one_hot = before, one_hot
+
+
+@contextmanager
+def short_samples() -> Iterator[None]:
+    """Where a module asks whether samples are longer than those of pretraining (longrope), they are not."""
+    operators, scalar = fake_impls.op_implementations_dict, torch.ops.aten._local_scalar_dense.default
+    before = operators[scalar]
+
+    def answer(mode: Any, func: Any, value: Any) -> Any:
+        return False if value.dtype is torch.bool else before(mode, func, value)
+
+    operators[scalar] = answer
+    try:
+        yield
+    finally:
+        operators[scalar] = before
 
 
 def _entering(path: list[str], name: str) -> Callable[..., None]:
