@@ -213,5 +213,5 @@ def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
         f"{ROUTING_NOTE if decoder.experts is not None else ''}"
-        f"{f' Without {decoder.without}.' if decoder.without else ''}"
+        f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )
