@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
@@ -38,7 +38,8 @@ def diffusion_iteration(
     """One training iteration of a DiT or a U-Net, with the kernels that PyTorch runs for diffusers' module.
 
     batch: latent images, of the size in the configuration, each with a timestep and a class or a text.
-    length: tokens of each text, for a U-Net alone. options: of attention, sdpa, PyTorch's fused operator. As in
+    length: tokens of each text, for a U-Net alone. options: of attention, sdpa, PyTorch's fused operator, or for a
+    U-Net eager, diffusers' ``AttnProcessor``. As in
     diffusers' training scripts, only the model runs under autocast, and images, texts and noise are in its format.
     The loss is the mean squared error of the predicted noise in float32, as in diffusers' training scripts. A model
     that also predicts variances computes them, but nothing trains them: DiT's term for them (of the variational bound)
@@ -54,21 +55,23 @@ def diffusion_iteration(
     widths = model.head_widths if isinstance(model, UNet) else {model.decoder.head_width}
     kernels = {width: fused_kernel(gpu.architecture, options.products, width) for width in widths}
     problems = options.problems(model.family, batch) + options.problems_of_plain(model.family)
-    if options.attention != AttentionForm.SDPA:
+    is_eager = options.attention == AttentionForm.EAGER and isinstance(model, UNet)
+    if options.attention != AttentionForm.SDPA and not is_eager:
         what = f"{options.attention} attention of {model.family} is not modelled"
-        problems.append(Problem("", "attention", what, "give sdpa"))
+        problems.append(Problem("", "attention", what, "give sdpa, or eager for a U-Net"))
     problems += size_problems(batch=batch, length=length, side=model.side)
-    if not problems:
+    if not problems and not is_eager:
         problems += [
             each for width, kernel in kernels.items() for each in options.problems_of_fused(kernel, gpu, width)
         ]
     if problems:
         raise InputError(problems)
-    fused = {width: kernel for width, kernel in kernels.items() if kernel is not None}
     session = Session()
     samples = batch // options.micro_batches
+    fused = {width: kernel for width, kernel in kernels.items() if kernel is not None}
     if isinstance(model, UNet):
-        predict = _unet(session, model, (samples, length), fused, options)
+        kinds = dict.fromkeys(kernels, None) if is_eager else kernels
+        predict = _unet(session, model, (samples, length), kinds, options)
     else:
         predict = _dit(session, model, samples, fused, options)
     _train(session, model, samples, predict, options)
@@ -114,7 +117,7 @@ def _dit(
 
 
 def _unet(
-    session: Session, model: UNet, sizes: tuple[int, int], fused: dict[int, str], options: TrainingOptions
+    session: Session, model: UNet, sizes: tuple[int, int], fused: Mapping[int, str | None], options: TrainingOptions
 ) -> Callable[[], Tensor]:
     """sizes: number of texts, and the tokens of each."""
     lora = options.adapters(model.family)

@@ -22,7 +22,7 @@ _DOWN, _UP = "downsamplers.0", "upsamplers.0"
 class UNetModel:
     """The weights of the model, created in the order of diffusers' modules; calling it computes the prediction."""
 
-    def __init__(self, build: Weights, sizes: UNet, fused: Mapping[int, str]) -> None:
+    def __init__(self, build: Weights, sizes: UNet, fused: Mapping[int, str | None]) -> None:
         self.build, self.sizes = build, sizes
         levels, wide = sizes.levels, sizes.levels[0].channels
         self.first = Convolution.create(build, "conv_in", (sizes.channels, wide), 3, padding=1)
@@ -136,7 +136,7 @@ class _Plan:
     transformers: int
     resampler: str = ""
 
-    def created(self, build: Weights, sizes: UNet, fused: Mapping[int, str]) -> _Block:
+    def created(self, build: Weights, sizes: UNet, fused: Mapping[int, str | None]) -> _Block:
         """The block: its transformers are created before its residual blocks."""
         width = self.level.channels
         with build.session.layer(self.name):

@@ -81,14 +81,15 @@ class Transformer:
 
     @classmethod
     def create(
-        cls, build: Weights, name: str, sizes: UNet, level: Level, layers: int, fused: Mapping[int, str]
+        cls, build: Weights, name: str, sizes: UNet, level: Level, layers: int, fused: Mapping[int, str | None]
     ) -> Transformer:
-        """Creates the weights. layers: their number. fused: the operator of attention by the width of its heads."""
+        """Creates the weights. layers: their number. fused: the operator of attention by the width of its heads, or
+        None."""
         width = level.channels
         with build.session.layer(name):
             norm = GroupNorm.create(build, "norm", width, sizes.groups)
             first = _around(build, "proj_in", width, sizes)
-            heads = Heads(width // level.heads, fused[width // level.heads])
+            heads = Heads(width // level.heads, fused[width // level.heads], sizes.upcast)
             created = tuple(
                 _Layer.create(build, f"transformer_blocks.{number}", (width, sizes.text), heads)
                 for number in range(layers)

@@ -84,7 +84,8 @@ class UNet:
     channels, results: of the latent image and of the prediction. side: of the square latent image.
     text: width of the text's tokens. groups: of each group normalization. times: width of the timestep's embedding.
     flipped: whether the cosines of a timestep precede its sines. linear: whether products instead of convolutions
-    surround the layers of a transformer. dropout: rate in residual blocks.
+    surround the layers of a transformer. dropout: rate in residual blocks. upcast: whether attention that is not fused
+    multiplies queries and keys in float32.
     """
 
     name: str
@@ -99,6 +100,7 @@ class UNet:
     flipped: bool
     linear: bool
     dropout: float
+    upcast: bool
     added: Added | None
 
     @property
@@ -133,6 +135,7 @@ def unet(keys: Keys, name: str) -> UNet:
         flipped=keys.flag("flip_sin_to_cos", True),
         linear=keys.flag("use_linear_projection", False),
         dropout=keys.fraction("dropout", 0.0),
+        upcast=keys.flag("upcast_attention", False),
         added=_added(keys),
     )
 

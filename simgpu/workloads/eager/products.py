@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from simgpu.workloads.eager.autocast import lowered
-from simgpu.workloads.eager.pointwise import add_in_place, only
+from simgpu.workloads.eager.pointwise import add_in_place, elementwise, only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
@@ -127,6 +127,12 @@ def batched_product(session: Session, first: Tensor, second: Tensor) -> Tensor:
     batch: Sizes = first.shape[:2]
     first, second = lowered(session, first, second)
     a, b = (reshape(session, x, (prod(batch), *x.shape[2:])) for x in (first, second))
+    return reshape(session, bmm(session, a, b), (*batch, first.shape[2], second.shape[3]))
+
+
+def bmm(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """One product of (rows, depth) and (depth, columns) for each place in a batch."""
+    a, b = lowered(session, first, second)
     result = product(session, "bmm", a, b)
 
     def backward(grads: _Grads) -> _Grads:
@@ -136,7 +142,26 @@ def batched_product(session: Session, first: Tensor, second: Tensor) -> Tensor:
         return of_first, of_second
 
     session.record((result,), (a, b), backward, _needed(a, b))
-    return reshape(session, result, (*batch, first.shape[2], second.shape[3]))
+    return result
+
+
+def scaled_bmm(session: Session, first: Tensor, second: Tensor) -> Tensor:
+    """``bmm`` times a number, as ``baddbmm`` with an empty tensor of the result's size that counts for nothing."""
+    empty = session.empty((*first.shape[:-1], second.shape[-1]), first.dtype)
+    added, a, b = lowered(session, empty, first, second)
+    result = product(session, "baddbmm", a, b, added)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        of_first, of_second = None, None
+        if a.node is not None:
+            of_first = elementwise(session, "mul", product(session, "bmm", grad, _turned(b)))
+        if b.node is not None:
+            of_second = elementwise(session, "mul", product(session, "bmm", _turned(a), grad))
+        return of_first, of_second
+
+    session.record((result,), (a, b), backward, _needed(a, b))
+    return result
 
 
 def embedding(session: Session, indices: Tensor, table: Tensor) -> Tensor:

@@ -120,7 +120,23 @@ def test_another_residual_block_saves_what_follows_from_its_sizes() -> None:
 def test_attention_to_a_text_saves_keys_and_values_of_its_tokens() -> None:
     """The small model has three transformers on the way down and up, and a wider one in the middle."""
     short, long = (built(SMALL, length=length).saved_bytes for length in (77, 78))
-    assert long - short == 2 * 2 * (2 * (3 * 32 + 64) + 48)
+    of_text = 2 * 2 * (2 * (3 * 32 + 64) + 48)
+    assert long - short == of_text
+    short, long = (built(SMALL, length=length, attention="eager").saved_bytes for length in (77, 78))
+    assert long - short == of_text + 2 * 2 * 4 * (3 * 16 * 16 + 8 * 8), "and a share of it for each pixel and head"
+
+
+def test_eager_attention_holds_the_scores_and_an_empty_tensor_of_their_size() -> None:
+    """``AttnProcessor`` gives ``baddbmm`` a tensor that it does not read, which is as large as the result."""
+    trace = built(SMALL, attention="eager").trace
+    check_trace(trace)
+    sizes = {block.id: block.bytes for block in trace.blocks}
+    scores = [kernel for kernel in trace.kernels if kernel.op == "baddbmm"]
+    assert len(scores) == 2 * 4, "attention to the image and to the text in each of four transformers"
+    largest = 2 * 4 * (16 * 16) ** 2 * 2
+    assert max(sizes[kernel.reads[0]] for kernel in scores) == largest
+    assert all(sizes[kernel.reads[0]] == sizes[kernel.writes[0]] for kernel in scores)
+    assert {kernel.duration_ns for kernel in trace.kernels if kernel.op == "empty"} == {0}
 
 
 def test_latent_image_may_have_any_size() -> None:
@@ -164,7 +180,7 @@ def test_unsupported_values_of_a_configuration_are_refused(change: dict[str, Any
         ({"batch": 0}, "batch: 0 is not a number from 1"),
         ({"length": 0}, "length: 0 is not a number from 1"),
         ({"side": 0}, "side: 0 is not a number from 1"),
-        ({"attention": "eager"}, "eager attention of unet is not modelled; give sdpa"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 attention of unet is not modelled; give sdpa, or eager"),
         ({"loss": "fused"}, "loss: the fused loss is modelled for decoders only, not for unet; leave it out"),
         ({"gpu": load_node("v100").gpu}, "has no fused attention for bfloat16 and heads of 8 values"),
         ({"side": 2**30}, "more bytes or operations than a trace can hold; give a smaller batch"),
