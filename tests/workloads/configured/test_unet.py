@@ -180,7 +180,7 @@ def test_unsupported_values_of_a_configuration_are_refused(change: dict[str, Any
         ({"batch": 0}, "batch: 0 is not a number from 1"),
         ({"length": 0}, "length: 0 is not a number from 1"),
         ({"side": 0}, "side: 0 is not a number from 1"),
-        ({"attention": "flash_attention_2"}, "flash_attention_2 attention of unet is not modelled; give sdpa, or eager"),
+        ({"attention": "flash_attention_2"}, "flash_attention_2 attention of unet is not modelled; give sdpa, or"),
         ({"loss": "fused"}, "loss: the fused loss is modelled for decoders only, not for unet; leave it out"),
         ({"gpu": load_node("v100").gpu}, "has no fused attention for bfloat16 and heads of 8 values"),
         ({"side": 2**30}, "more bytes or operations than a trace can hold; give a smaller batch"),
