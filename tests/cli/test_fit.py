@@ -30,6 +30,25 @@ def test_the_answer_comes_first_and_lines_fit_the_terminal(model: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_launches_are_noted_and_counted_where_the_node_says_what_they_take(model: Path) -> None:
+    sizes = ("--gpu", "rtx4090", "--batch", "2", "--length", "256", "-q")
+    plain = simgpu("fit", model, *sizes)
+    text = " ".join(plain.stdout.split())
+    assert "launches: trained by default, " in text and '--set node.host.launch="16 us"' in text
+    waiting = simgpu("fit", model, *sizes, "--set", "node.host.launch=16 us", "--json")
+    document = json.loads(waiting.stdout)
+    assert document["node"]["host"]["launch_ns"] == 16_000
+    [first] = [option for option in document["options"] if option["option"] == "as it is"]
+    assert first["cost"] == 0 and first["step_ns"] == first["plain_ns"] > 100 * 16_000
+    assert "launches: the host launches an operator in 16 us, and the GPU waits for it" in document["notes"]
+    wrong = simgpu("fit", model, *sizes, "--set", "host.launch=16 us", "--set", "seed=1")
+    assert wrong.exit_code == 2
+    assert [line for line in wrong.stderr.splitlines() if "is no value of a node" in line] == [
+        f"Error: --set: {key}: is no value of a node; write node. and a key of the node's file"
+        for key in ("host.launch", "seed")
+    ]
+
+
 def test_problems_name_the_options(model: Path) -> None:
     sizes = ("--batch", "1", "--length", "128", "-q")
     done = simgpu("fit", model, "--gpu", "h100-x8", "--gpus", "9", *sizes)

@@ -36,6 +36,7 @@ def test_build_of_a_folder_and_of_its_file_write_the_same_trace(model: Path, tmp
         assert done.exit_code == 0, done.stderr
         text = " ".join(done.stdout.split())
         assert "parameters 95,040 (95.04 k)" in text and "saved for backward" in text
+        assert "to simulate that the GPU waits for the host, add --set node.host.launch=" in text
     traces = [read_trace(tmp_path / out) for out in ("a", "b")]
     assert (traces[0].kernels, traces[0].blocks, traces[0].saved) == (
         traces[1].kernels,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simgpu.errors import InputError
-from simgpu.hardware.nodes import load_node, load_node_file
+from simgpu.hardware.nodes import load_node, load_node_file, node_names
 from simgpu.hardware.spec import Duplex, SwitchSpec
 
 GOOD = """\
@@ -44,6 +44,16 @@ def test_units_become_integers(tmp_path: Path) -> None:
     assert node.link.duplex is Duplex.HALF
     assert node.host.pinned_memory == 16_000_000_000
     assert (node.gpu.copy_engines, node.gpu.alignment, node.gpu.dram_bandwidth) == (2, 1, None)
+
+
+def test_launches_take_no_time_unless_a_node_says_so(tmp_path: Path) -> None:
+    path = node_file(tmp_path, GOOD)
+    assert load_node(path).host.launch_ns == 0
+    assert not {"launch_ns", "waits_for_copies"} & set(load_node(path).to_dict(context=True)["host"])
+    node = load_node(path, {"host.launch": "15.9 us"})
+    assert node.host.launch_ns == node.to_dict(context=True)["host"]["launch_ns"] == 15_900
+    assert problems_of(path, {"host.launch": "-1 us"})[0].startswith("override: node.host.launch: ")
+    assert all(load_node(name).host.launch_ns == 0 for name in node_names())
 
 
 def test_an_architecture_without_parameters_is_refused_on_loading(tmp_path: Path) -> None:
