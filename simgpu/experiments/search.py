@@ -82,7 +82,7 @@ def search_placement(
         budget=context.budget,
         seed=config.seed,
         epoch=config.epoch,
-        ideal_ns=context.graph.ideal_ns(),
+        ideal_ns=context.graph.ideal_ns(context.node.host.launch_ns),
         chosen=chosen,
         maps=placed_maps(context.graph, chosen, timeline),
         notes=program.notes,
