@@ -316,9 +316,9 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants,
         span = sweep.spans[here, now]
         row[open_[busy]] = sweep.row[span[busy]]
         _assign(owner, engine, open_, sweep.named[here])
-        for stall, cause in ((SpanKind.STALL_MEMORY, Owner.MEMORY), (SpanKind.STALL_LAUNCH, Owner.LAUNCH)):
+        for stall, of_stall in ((SpanKind.STALL_MEMORY, Owner.MEMORY), (SpanKind.STALL_LAUNCH, Owner.LAUNCH)):
             elsewhere = open_[kind == stall]
-            owner[elsewhere], engine[elsewhere] = cause, _NOTHING
+            owner[elsewhere], engine[elsewhere] = of_stall, _NOTHING
         on_host = _is_among(kind, _CODEC) | (_is_among(kind, _ON_HOST) & sweep.host[here])
         owner[open_[on_host]], engine[open_[on_host]] = Owner.HOST, _NOTHING
         _assign(owner, engine, open_, sweep.on[here, now])
