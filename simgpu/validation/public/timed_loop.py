@@ -13,9 +13,9 @@ from simgpu.hardware.spec import LinkSpec
 from simgpu.recorder.modelled.session import ModelledSession
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Kernel, Phase, Trace
-from simgpu.validation.public.fused import fused_durations
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.trainer import waits
+from simgpu.workloads.compiled.fused import fused_durations
 from simgpu.workloads.timemodel.attention import FlashVersion
 from simgpu.workloads.timemodel.host import step_ns
 from simgpu.workloads.timemodel.model import time_model

@@ -10,7 +10,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.validation.public.fused import fused_durations
+from simgpu.workloads.compiled.fused import fused_durations
 from simgpu.workloads.configured.config import model_of
 from simgpu.workloads.configured.entry import SampleSizes, model_iteration, options_of
 from simgpu.workloads.eager.engine import run_backward

@@ -44,7 +44,7 @@ def fused_durations(trace: Trace, prices: Prices, graph: Callable[[Kernel], obje
         read, written = _traffic(row)
         kept = {block for block in written if block in stays or last[block] >= stop}
         moved = sum(sizes[block] for block in read) + sum(sizes[block] for block in kept)
-        fused = min(prices.duration_ns(_operation(row[0].phase, moved)), sum(durations[start:stop]))
+        fused = min(prices.duration_ns(fused_operation(row[0].phase, moved)), sum(durations[start:stop]))
         durations[start:stop] = [fused, *(0 for _ in row[1:])]
     return durations
 
@@ -73,6 +73,7 @@ def _traffic(row: Sequence[Kernel]) -> tuple[set[str], set[str]]:
     return read, written
 
 
-def _operation(phase: Phase, moved: int) -> Operation:
+def fused_operation(phase: Phase, moved: int) -> Operation:
+    """The work of one fused kernel. moved: bytes that it reads and writes."""
     direction = Direction.BACKWARD_DATA if phase is Phase.BACKWARD else Direction.FORWARD
     return Operation(OperationKind.ELEMENTWISE, flops=0, bytes=moved, results=0, direction=direction)

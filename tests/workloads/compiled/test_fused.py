@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
-from simgpu.validation.public.fused import fused_durations
+from simgpu.workloads.compiled.fused import fused_durations
 from simgpu.workloads.timemodel.model import Algorithm
 from simgpu.workloads.timemodel.operation import Operation
 from tests.semantics.hand_made import BACKWARD, block, held, kernel, trace

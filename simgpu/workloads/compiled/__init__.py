@@ -1,0 +1,1 @@
+"""Training steps of models under `torch.compile`: durations of fused operators."""
