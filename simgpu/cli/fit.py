@@ -20,6 +20,7 @@ from simgpu.cli.sweep import cores
 from simgpu.cli.training_options import (
     attention_option,
     autocast_option,
+    compile_option,
     dtype_option,
     float8_option,
     four_bit_option,
@@ -79,6 +80,7 @@ _NARROWEST = 16
 @autocast_option
 @attention_option
 @tf32_option
+@compile_option
 @float8_option
 @lora_option
 @lora_targets_option
@@ -137,6 +139,7 @@ def fit_(
     simgpu fit ./Llama-3.2-1B --gpu l40s --gpu h100 --batch 8 --length 4096
     simgpu fit ./Llama-3.1-8B --gpu rtx4090 --length 2048 --lora 16
     simgpu fit ./Llama-3.1-8B --gpu gb200 --float8 tensorwise-compiled
+    simgpu fit ./Llama-3.2-1B --gpu l40s --length 4096 --compile layers
     simgpu fit resnet50 --gpu rtx3060 --batch 256
     simgpu fit ./Llama-3.2-1B --gpu h100-x8 --batch 4 --length 8192
     simgpu fit ./Llama-3.2-1B --gpu h100 --batch 1 --length 512 \\

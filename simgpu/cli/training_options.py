@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.options import (
     AUTOCASTS,
     DTYPES,
@@ -47,6 +48,12 @@ tf32_option = click.option(
     is_flag=True,
     default=None,
     help="Run float32 products of a configuration in TF32, as torch.set_float32_matmul_precision('high') does.",
+)
+compile_option = click.option(
+    "--compile",
+    type=click.Choice([each.value for each in CompileForm]),
+    help="Run each layer of a decoder, or the model with its loss, under torch.compile: operators that TorchInductor "
+    "fuses have no tensors in between, and backward computes again what PyTorch's partitioner decides. Default: none.",
 )
 lora_option = click.option(
     "--lora",
@@ -109,6 +116,7 @@ _OPTIONS = (
     autocast_option,
     attention_option,
     tf32_option,
+    compile_option,
     float8_option,
     click.option(
         "--loss",

@@ -60,6 +60,11 @@ class PolicyOption(NamedTuple):
         """Whether modules are checkpointed."""
         return "checkpoint" in (self.policy, self.parameters.get("inside"))
 
+    @property
+    def needs_modules(self) -> bool:
+        """Whether it treats modules one by one, which a model that is compiled as a whole does not run."""
+        return self.recomputes or self.policy == "offload_groups"
+
 
 #: What computes the same in another way, and needs no policy. One that costs time comes after those that cost none.
 BUILDS = (
@@ -332,7 +337,10 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
             others = each.short.removesuffix(f"+ {option.mark}").rstrip()
             yield replace(each, short=f"{others} + {option.label}".lstrip())
         loops = [*loops, *added] if option.mark else added
+    is_one_graph = base.get("compile") == "model"
     for policy in POLICIES:
+        if is_one_graph and policy.needs_modules:
+            continue
         for each in (each for each, marked in loops if all(option.goes_with(policy) for option in marked)):
             candidate = replace(
                 each,

@@ -14,6 +14,7 @@ from simgpu.io.shipped import shipped_names
 from simgpu.trace.folder import load_trace
 from simgpu.trace.model import Trace
 from simgpu.workloads.catalogue import NETWORKS, build
+from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.config import Model, read_model
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
@@ -93,9 +94,10 @@ class ConfiguredWorkload:
             usual["dtype"] = "float32"  # of weights under autocast
         if not isinstance(model, EncoderDecoder):  # whose attention has one form only
             usual["attention"] = options_of(model, {}).attention
-        if isinstance(model, Decoder) and has_fused_loss(model) and given.get("autocast") is None:
+        has_own_loss = given.get("autocast") is not None or given.get("compile") == CompileForm.MODEL
+        if isinstance(model, Decoder) and has_fused_loss(model) and not has_own_loss:
             usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
-        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32":
+        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32" and not given.get("compile"):
             usual["four_bit"] = None  # what is packed is made in half precision
         return cls(model, model.name, {**usual, **given}, sizes=sizes)
 

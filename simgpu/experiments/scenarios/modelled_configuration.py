@@ -67,6 +67,9 @@ class ModelledConfiguration(FileModel):
         description="PyTorch's fused operator, products, or the package flash-attn; by default sdpa, and eager for T5",
     )
     tf32: bool = Field(default=False, description="float32 products in TF32")
+    compile: Literal["layers", "model"] | None = Field(
+        default=None, description="what of a decoder torch.compile compiles: each layer, or the model with its loss"
+    )
     float8: Literal["tensorwise", "tensorwise-compiled"] | None = Field(
         default=None, description="linear layers of a decoder in float8, as torchao's recipe; none by default"
     )

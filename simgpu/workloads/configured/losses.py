@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from simgpu.workloads.compiled.forms import CompileForm
+from simgpu.workloads.compiled.regions import returned
 from simgpu.workloads.configured.options import CHUNKS, IN_CHUNKS, LossForm, TrainingOptions
 from simgpu.workloads.configured.parts import Linear
 from simgpu.workloads.eager.linear_loss import compiled_loss, fused_linear_loss
@@ -35,10 +37,14 @@ class LossModel(Protocol):
         ...
 
 
-def _eager(session: Session, model: LossModel, tokens: Tensor, labels: Tensor, _: TrainingOptions) -> Sequence[Tensor]:
+def _eager(
+    session: Session, model: LossModel, tokens: Tensor, labels: Tensor, options: TrainingOptions
+) -> Sequence[Tensor]:
     """``ForCausalLMLoss`` of transformers 4.51; the loop holds the logits."""
     logits = model.logits(model.hidden(tokens))
     with session.layer("loss"):
+        if options.compile == CompileForm.MODEL:
+            logits = returned(session, logits)
         return next_token_loss(session, logits, labels), logits
 
 

@@ -11,6 +11,8 @@ from simgpu.errors import InputError, Problem
 from simgpu.hardware.spec import GpuSpec
 from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
+from simgpu.workloads.compiled.forms import CompileForm
+from simgpu.workloads.compiled.rewriting import compile_session
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.experts import ROUTING_NOTE
 from simgpu.workloads.configured.gpt2 import Gpt2Model
@@ -31,9 +33,10 @@ from simgpu.workloads.configured.options import (
 )
 from simgpu.workloads.configured.parts import Build
 from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.traced import trace_of_session
+from simgpu.workloads.eager.traced import trace_of_iteration
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import Tf32, time_model
 
@@ -141,7 +144,10 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
         output=OutputLife.HELD,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
-    trace = trace_of_session(session, prices, info)
+    if options.compile is None:
+        trace = trace_of_iteration(session.tape, saved_tensors(session), prices, info)
+    else:
+        trace = trace_of_iteration(*compile_session(session, CompileForm(options.compile)), prices, info)
     if trace is None:
         what = f"{of.sizes} need more bytes or operations than a trace can hold"
         raise InputError.single("", "sizes", what, "give a smaller batch or smaller samples")
@@ -150,7 +156,7 @@ def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptio
 
 def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
     """fused: the operator for attention; None for eager attention."""
-    session = Session()
+    session = Session(launches=None if options.compile is None else [])
     lora = options.adapters(decoder.family)
     float8 = None if options.float8 is None else Float8Form(options.float8)
     four_bit = None if options.four_bit is None else FourBitForm(options.four_bit)
@@ -187,6 +193,7 @@ def _problems(
     decoder: Decoder, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions, fused: str | None
 ) -> list[Problem]:
     problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
+    problems += options.problems_of_compiled(decoder, gpu)
     problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from simgpu.errors import Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
+from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.adapters import Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
@@ -71,6 +72,8 @@ class FourBitForm(StrEnum):
     NF4_DOUBLE = "nf4-double"  # with scales in 8 bits (bnb_4bit_use_double_quant)
 
 
+#: Architectures for which Triton has no code (``torch/_inductor/scheduler.py``).
+_BEFORE_TRITON = frozenset(("kepler", "maxwell", "pascal"))
 #: Parts into which the chunked loss divides the tokens (``num_output_chunks`` of torchtune).
 CHUNKS = 8
 #: Forms that compute the logits in chunks.
@@ -85,6 +88,10 @@ _FLOAT8 = {
     "compiler",
     Float8Form.TENSORWISE_COMPILED: "linear layers but that of the logits in float8, by torchao's tensorwise recipe, "
     "each compiled",
+}
+_COMPILED = {
+    CompileForm.LAYERS: "each layer compiled as PyTorch 2.13's torch.compile does by default",
+    CompileForm.MODEL: "the model with its loss compiled as PyTorch 2.13's torch.compile does by default",
 }
 _ATTENTIONS = {
     AttentionForm.FLASH2: "attention of the package flash-attn, version 2",
@@ -131,6 +138,7 @@ class TrainingOptions:
         peft's ``prepare_model_for_kbit_training`` converts it.
     tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
+    compile: a value of `CompileForm`, for what ``torch.compile`` compiles with its defaults; None for eager execution.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -151,6 +159,7 @@ class TrainingOptions:
     lora_dtype: str | None = None
     four_bit: str | None = None
     tf32: bool = False
+    compile: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -191,6 +200,7 @@ class TrainingOptions:
                 ("float8", self.float8, [str(each) for each in Float8Form]),
                 ("four_bit", self.four_bit, [str(each) for each in FourBitForm]),
                 ("optimizer", self.optimizer, [str(each) for each in Optimizer]),
+                ("compile", self.compile, [str(each) for each in CompileForm]),
             )
             if value is not None and value not in known
         ]
@@ -255,6 +265,28 @@ class TrainingOptions:
             what = f"the chunked loss with the {changed} logits of {decoder.family} is not modelled"
             yield Problem("", "loss", what, "give eager or fused" if has_fused_loss(decoder) else "give eager")
 
+    def problems_of_compiled(self, decoder: Decoder, gpu: GpuSpec) -> Iterator[Problem]:
+        """What compiled graphs do not support."""
+        if self.compile is None:
+            return
+        if gpu.architecture in _BEFORE_TRITON:
+            what = f"TorchInductor generates no code for {gpu.name}, whose architecture came before Volta"
+            yield Problem("", "compile", what, "give a GPU such as v100-pcie4, a100 or h100, or leave it out")
+        others = (
+            ("attention", "attention other than PyTorch's fused operator", "give sdpa", self.attention != "sdpa"),
+            ("float8", "float8", "leave out one of them, or give tensorwise-compiled alone", self.float8),
+            ("four_bit", "storage in four bits", "leave out one of them", self.four_bit),
+        )
+        for place, what, remedy, given in others:
+            if given:
+                yield Problem("", place, f"{what} in graphs of torch.compile is not modelled", remedy)
+        if decoder.experts is not None:
+            what = "experts, whose numbers of tokens end a graph, are not modelled"
+            yield Problem("", "compile", what, "leave it out")
+        if self.compile == CompileForm.MODEL and self.loss != LossForm.EAGER:
+            what = f"the compiled model computes its loss itself, and the {self.loss} loss is outside of it"
+            yield Problem("", "loss", what, "give eager, or compile layers")
+
     def problems_of_float8(self, decoder: Decoder, tokens: int, gpu: GpuSpec) -> Iterator[Problem]:
         """What linear layers in float8 do not support. tokens: of a micro-batch."""
         if self.float8 is None:
@@ -282,6 +314,7 @@ class TrainingOptions:
             ("float8", "float8", self.float8),
             ("four_bit", "weights in four bits", self.four_bit),
             ("grad_scaler", "scaling of gradients", self.grad_scaler),
+            ("compile", "torch.compile", self.compile),
         )
         return [
             Problem("", place, f"{what} is modelled for decoders only, not for {family}", "leave it out")
@@ -310,6 +343,8 @@ class TrainingOptions:
         parts = [_ATTENTIONS.get(AttentionForm(self.attention), f"{self.attention} attention")]
         if self.loss != LossForm.EAGER:
             parts.append(_LOSSES[LossForm(self.loss)])
+        if self.compile is not None:
+            parts.append(_COMPILED[CompileForm(self.compile)])
         if self.autocast is not None:
             parts.append(f"autocast to {self.autocast}")
         if self.tf32:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import broadcast, elementwise_strides, is_dense
@@ -254,8 +255,9 @@ def cat(session: Session, parts: Sequence[Tensor], dimension: int = -1) -> Tenso
     (result,) = session.run("cat", parts, ((tuple(shape), _promoted(parts)),))
 
     def backward(grads: _Grads) -> _Grads:
-        grad = only(grads)
-        return [grad.seen(x.shape, grad.strides) for x in parts]
+        grad, sizes = only(grads), [x.shape[dimension] for x in parts]
+        begins = accumulate(sizes, initial=0)
+        return [grad.part(dimension, begin, size) for begin, size in zip(begins, sizes, strict=False)]
 
     session.record((result,), parts, backward)
     return result

@@ -27,13 +27,27 @@ class Save:
     after: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A call of an operator. place: of its kernel on the tape. changed: what it changed in place, which `reads` begins
+    with unless it was overwritten. collects: whether it adds to the complete gradient of a weight."""
+
+    place: int
+    op: str
+    reads: tuple[Tensor, ...]
+    created: tuple[Tensor, ...] = ()
+    changed: Tensor | None = None
+    collects: bool = False
+
+
 @dataclass(slots=True)
 class Session:
     """One iteration of a model whose operators run one after another.
 
     weights: trained, in the order of creation, each with the layer that owns it. nodes: number of backward functions.
     saves: what autograd saved for backward, in order. autocast: the lower precision inside `autocasting`; None outside.
-    casts: of weights, by the weight's block, which autocast caches until it is left.
+    casts: of weights, by the weight's block, which autocast caches until it is left. launches: all calls of operators,
+    noted where a compiler needs them; else None.
     """
 
     tape: Tape = field(default_factory=Tape)
@@ -42,6 +56,7 @@ class Session:
     saves: list[Save] = field(default_factory=list)
     autocast: str | None = None
     casts: dict[TapeBlock, Tensor] = field(default_factory=dict)
+    launches: list[Launch] | None = None
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _path: list[str] = field(default_factory=list)
 
@@ -106,6 +121,7 @@ class Session:
             created.append(Tensor(block, shape, own))
         work = operations or (work_of(op, reads if priced is None else priced, created, self.in_backward),)
         read, written = ([x.block for x in group if x.block.bytes] for group in (reads, created))
+        self._note(op, reads, created)
         tape.launch_blocks(op, work, read, written, pure=pure)
         return created
 
@@ -114,6 +130,14 @@ class Session:
         block = self._new_block(f"{self.tape.layer}:empty", shape, self._kind(0, dtype), dtype)
         self.tape.launch_blocks("empty", (), (), [block] if block.bytes else [])
         return Tensor(block, shape, contiguous_strides(shape))
+
+    def _note(
+        self, op: str, reads: Sequence[Tensor], created: Sequence[Tensor] = (), changed: Tensor | None = None
+    ) -> None:
+        if self.launches is not None:
+            collects = changed is not None and changed.block.kind is BlockKind.WEIGHT_GRADIENT
+            place = len(self.tape.kernels)
+            self.launches.append(Launch(place, op, tuple(reads), tuple(created), changed, collects))
 
     def _new_block(self, name: str, shape: Sizes, kind: BlockKind, dtype: str) -> TapeBlock:
         if 0 in shape:
@@ -129,11 +153,13 @@ class Session:
         adds_rows = kind_of(op) is OperationKind.GATHER and not self.in_backward
         priced = others if adds_rows else (target, *others)
         work = work_of(op, priced, (target,), self.in_backward)
+        self._note(op, (target, *others), changed=target)
         self.tape.launch_blocks(op, (work,), [x.block for x in (target, *others)], [target.block])
 
     def overwrite(self, op: str, target: Tensor, others: Sequence[Tensor]) -> None:
         """Runs an operator that replaces all values of `target` without reading them."""
         work = work_of(op, others, (target,), self.in_backward)
+        self._note(op, others, changed=target)
         self.tape.launch_blocks(op, (work,), [x.block for x in others], [target.block])
 
     @property

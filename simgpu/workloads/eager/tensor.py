@@ -17,7 +17,7 @@ class Tensor:
 
     strides: in values. node, slot: the backward function of which it is a result, and which one; None if it needs no
     gradient. is_view: whether it is a view of another tensor, so autograd adds no gradient into it.
-    offset: of its first value, for views that are read together with another part of the same block.
+    offset: of its first value in the block.
     """
 
     block: TapeBlock
@@ -55,8 +55,17 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def seen(self, shape: Sizes, strides: Sizes | None = None) -> Tensor:
-        """A view without a place in autograd's graph."""
-        return Tensor(self.block, shape, contiguous_strides(shape) if strides is None else strides, is_view=True)
+        """A view that begins where this one does, without a place in autograd's graph."""
+        strides = contiguous_strides(shape) if strides is None else strides
+        return Tensor(self.block, shape, strides, is_view=True, offset=self.offset)
+
+    def part(self, dimension: int, begin: int, size: int) -> Tensor:
+        """Some positions of a dimension, a view without a place in autograd's graph."""
+        shape = list(self.shape)
+        shape[dimension] = size
+        result = self.seen(tuple(shape), self.strides)
+        result.offset += begin * self.strides[dimension]
+        return result
 
 
 #: Maps the gradients of a node's results to those of its inputs; None for one that does not exist.

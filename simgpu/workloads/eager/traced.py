@@ -1,23 +1,23 @@
-"""`trace_of_session` prices a session whose backward has run, and makes a trace with its saved tensors."""
+"""`trace_of_iteration` prices an iteration on a tape, and makes a trace with what autograd saved in it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from simgpu.trace.columns import LARGEST
-from simgpu.trace.model import Trace, TraceInfo
-from simgpu.workloads.eager.saved import saved_tensors
-from simgpu.workloads.eager.session import Session
+from simgpu.trace.model import SavedTensor, Trace, TraceInfo
 from simgpu.workloads.lowering.priced import trace_of_tape
+from simgpu.workloads.lowering.tape import Tape
 from simgpu.workloads.timemodel.model import TimeModel
 
 
-def trace_of_session(session: Session, prices: TimeModel, info: TraceInfo) -> Trace | None:
+def trace_of_iteration(tape: Tape, saved: Sequence[SavedTensor], prices: TimeModel, info: TraceInfo) -> Trace | None:
     """The trace of an iteration, named after its model; None if it has more bytes or operations than a trace can hold.
 
     prices: the time model of its GPU.
     """
-    trace = trace_of_tape(session.tape, prices, info, info.model)
+    trace = trace_of_tape(tape, prices, info, info.model)
     if max(*(kernel.flops or 0 for kernel in trace.kernels), *(block.bytes for block in trace.blocks)) > LARGEST:
         return None
-    return replace(trace, saved=saved_tensors(session))
+    return replace(trace, saved=tuple(saved))

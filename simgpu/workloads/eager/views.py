@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from simgpu.workloads.eager.pointwise import clone
 from simgpu.workloads.eager.session import Session
@@ -57,7 +58,9 @@ def sliced(session: Session, x: Tensor, begin: int, end: int) -> Tensor:
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
 
-    return _view(session, x, (*x.shape[:-1], end - begin), x.strides, backward)
+    result = x.part(-1, begin, end - begin)
+    session.record((result,), (x,), backward)
+    return result
 
 
 def alternating(session: Session, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,17 +107,13 @@ def row_chunks(session: Session, x: Tensor, count: int) -> list[Tensor]:
 
 def split(session: Session, x: Tensor, widths: Sequence[int], dimension: int = -1) -> tuple[Tensor, ...]:
     """A dimension in parts of these widths. Backward concatenates the gradients, zeros for a part without one."""
-    shapes = []
-    for width in widths:
-        shape = list(x.shape)
-        shape[dimension] = width
-        shapes.append(tuple(shape))
-    parts = tuple(Tensor(x.block, shape, x.strides, is_view=True) for shape in shapes)
+    begins = accumulate(widths, initial=0)
+    parts = tuple(x.part(dimension, begin, width) for begin, width in zip(begins, widths, strict=False))
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         pieces = [
             session.run("zeros", (), ((shape, x.dtype),))[0] if grad is None else grad
-            for shape, grad in zip(shapes, grads, strict=True)
+            for shape, grad in zip((each.shape for each in parts), grads, strict=True)
         ]
         return session.run("cat", pieces, ((x.shape, x.dtype),))
 

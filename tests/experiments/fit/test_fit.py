@@ -18,7 +18,6 @@ from simgpu.experiments.fit.section_search import spared_by
 from simgpu.experiments.fit.workloads import workload_of
 from simgpu.hardware.spec import HostSpec
 from simgpu.planning.search.bisection import largest_by_guess
-from simgpu.policies.base import no_progress
 from simgpu.simulation.config import RunConfig
 from simgpu.units import format_bytes
 from simgpu.workloads.configured.config import read_decoder, read_model
@@ -432,18 +431,7 @@ def test_more_gpus_than_the_node_has_are_refused() -> None:
         simgpu.fit("resnet50", "rtx4090", batch=1, gpus=8)
 
 
-@pytest.mark.slow
-def test_the_answer_does_not_depend_on_the_number_of_processes(model: Path) -> None:
-    said: list[str] = []
-    alone, together = (
-        simgpu.fit(model, "rtx3060", length=512, jobs=jobs, progress=said.append if jobs > 1 else no_progress)
-        for jobs in (1, 2)
-    )
-    assert together.rows == alone.rows
-    assert len(alone.rows) > 10
-    assert said[-1].endswith("options tried, in 2 processes")
-
-
-def test_a_number_of_processes_that_is_none_is_refused(model: Path) -> None:
-    with pytest.raises(InputError, match="0 is not a whole number of at least 1"):
-        simgpu.fit(model, "rtx3060", batch=1, length=512, jobs=0)
+def test_a_model_that_is_compiled_as_a_whole_is_tried_without_policies_for_its_modules() -> None:
+    forms = {form: [each.policy for each in candidates({"compile": form})] for form in ("layers", "model")}
+    assert {"checkpoint", "offload_groups"} <= set(forms["layers"])
+    assert {"checkpoint", "offload_groups"}.isdisjoint(forms["model"]) and "save_on_cpu" in forms["model"]

@@ -204,6 +204,7 @@ def test_a_run_uses_the_epoch_of_the_scenario(tmp_path: Path) -> None:
             {"optimizer": "adamw-fused", "optimizer_in_backward": True, "loss": "chunked-compiled"},
         ),
         (["--dtype", "float32", "--tf32"], {"dtype": "float32", "tf32": True}),
+        (["--compile", "layers"], {"compile": "layers"}),
     ],
 )
 def test_keys_of_a_configuration_are_those_of_zoo_build(

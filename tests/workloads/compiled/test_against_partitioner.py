@@ -1,0 +1,78 @@
+"""What compiled graphs save, next to PyTorch's own partitioner on the modules of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+pytest.importorskip("transformers", reason="transformers, whose modules are compared, is not installed")
+
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.configured.config import decoder_of
+from simgpu.workloads.configured.modelled import decoder_iteration
+from simgpu.workloads.configured.options import TrainingOptions
+from tests.workloads.compiled.partitioned import VOCABULARY, partitioned
+
+_BATCH, _LENGTH = 2, 32
+_GATED = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+}
+_PLAIN = {**_GATED, "intermediate_size": 256, "num_key_value_heads": 4}
+_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 256, "attn_pdrop": 0.0}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "llama": _GATED,
+    "mistral": {**_GATED, "sliding_window": None},
+    "qwen2": _GATED,
+    "qwen3": {**_GATED, "head_dim": 16},
+    "phi3": {**_GATED, "pad_token_id": 0},
+    "gemma": {**_GATED, "head_dim": 16},
+    "gemma2": {**_GATED, "head_dim": 16},
+    "gpt2": _GPT2,
+    "gpt_neox": _PLAIN,
+    "phi": _PLAIN,
+}
+#: GPT-2's own class adds a mask where it is compiled as a whole, which takes another kernel for attention.
+WHOLE = ("llama", "qwen3", "phi3", "gpt_neox", "phi")
+
+
+def modelled(values: dict[str, Any], *, whole: bool, autocast: bool) -> list[int]:
+    """The bytes of each tensor that the first layer, or the whole model, saves, weights and random states aside."""
+    form = "model" if whole else "layers"
+    given = {"compile": form, "autocast": "bfloat16" if autocast else None}
+    options = TrainingOptions.of(given)
+    gpu = load_node("h100").gpu
+    trace = decoder_iteration(decoder_of(values), batch=_BATCH, length=_LENGTH, gpu=gpu, options=options).trace
+    blocks = trace.block_by_id
+    ends = {row.packed_after for row in trace.saved if "layers.0." in f"{row.layer}." or ".h.0." in f"{row.layer}."}
+    rows = [row for row in trace.saved if whole or row.packed_after in ends]
+    kept = [row for row in rows if blocks[row.block].kind is not BlockKind.WEIGHT and "inv_freq" not in row.block]
+    return sorted(row.bytes for row in kept if not ("attention#" in row.block and row.dtype in ("int64", "uint64")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("family", CONFIGURATIONS)
+def test_compiled_layer_saves_what_the_partitioner_saves(family: str, autocast: bool) -> None:
+    values = {"model_type": family, **CONFIGURATIONS[family]}
+    expected = partitioned(values, _BATCH, _LENGTH, whole=False, autocast=autocast)
+    if family == "gemma2":  # with a mask, CUDA's kernel returns the result of heads in the order that needs no copy
+        expected.remove(_BATCH * _LENGTH * 64 * 2)
+    assert modelled(values, whole=False, autocast=autocast) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("family", WHOLE)
+def test_compiled_model_saves_what_the_partitioner_saves(family: str, autocast: bool) -> None:
+    values = {"model_type": family, **CONFIGURATIONS[family]}
+    expected = partitioned(values, _BATCH, _LENGTH, whole=True, autocast=autocast)
+    assert modelled(values, whole=True, autocast=autocast) == expected
