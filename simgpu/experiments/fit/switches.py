@@ -9,7 +9,10 @@ from simgpu.experiments.fit.candidates import Candidate
 
 #: Switches that diffusers has in place of others: ``ModelMixin`` of diffusers 0.35, models/modeling_utils.py. For
 #: U-Nets it checkpoints other modules than simgpu's default, see `simgpu/policies/FRAMEWORKS.md`.
-_INSTEAD_OF = {"Transformers gradient_checkpointing=True": "diffusers model.enable_gradient_checkpointing()"}
+_INSTEAD_OF = {
+    "Transformers gradient_checkpointing=True": "diffusers model.enable_gradient_checkpointing()",
+    'Transformers attn_implementation="sdpa"': "diffusers model.set_attn_processor(AttnProcessor2_0())",
+}
 #: Beginnings of switches that any training loop can have.
 _OF_ANY_LOOP = ("torch.", "torchao ", "peft ", "bitsandbytes.")
 
