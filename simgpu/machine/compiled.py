@@ -12,14 +12,15 @@ from functools import partial
 from typing import Any
 
 from simgpu.compiling import compiled
-from simgpu.machine import compiled_caching, compiled_pools
+from simgpu.machine import compiled_caching, compiled_log, compiled_pools
 from simgpu.machine.compiled_caching import write_layout
+from simgpu.machine.compiled_log import BY_HOST, BY_STREAM, CAUSE, IN_ITERATION, NOBODY, ROW, SINCE_NS, TO_NS, WORK
 from simgpu.machine.compiled_pools import CACHED, LIVE, PLACING, USED, acquire, note_bytes, note_refused, release
 from simgpu.program import opcodes
 from simgpu.program.opcodes import ACQUIRE, AWAIT, COPY, END, LAUNCH, RELEASE, SIGNAL
 
 # Without counts of references, which would take most of the time; so no function may make an array.
-_machine = partial(compiled, depends_on=(compiled_caching, compiled_pools, opcodes), _nrt=False)
+_machine = partial(compiled, depends_on=(compiled_caching, compiled_log, compiled_pools, opcodes), _nrt=False)
 
 # What a stream does: it can go on; runs until a time; waits for an event, memory or an engine; its copy waits for the
 # link's latency until a time; its bytes flow; they have arrived; it has finished; the host launches its work until a
@@ -40,16 +41,8 @@ ACTIVE, REMAINING, RATE, EXPIRES, OPEN, LIMITED = range(6)
 # Counters: now, entries of the log, whether memory that somebody waits for was released, and by which row; when the
 # flows last progressed; how the run ended.
 NOW, ENTRIES, FREED, BY, LAST, OUTCOME = range(6)
-# Columns of the log's entries: stream, row, iteration, the row that ended a wait. Of their spans: begin, end.
-BY_STREAM, ROW, IN_ITERATION, CAUSE = range(4)
-SINCE_NS, TO_NS = range(2)
-# Columns of what the log says of a code: the kind of its work, where the names begin to which its operand refers, the
-# kind of a wait, and that of a wait for its launch. Columns of an event's source: the row that signals it, and that
-# row's segment.
-KIND, NAMES, WAIT, WAIT_FOR_LAUNCH = range(4)
+# Columns of an event's source: the row that signals it, and that row's segment.
 SIGNALLED_BY, SEGMENT_OF = range(2)
-# In place of the row that ended a wait: nobody, that the entry is no wait, but work, and that the host ended it.
-_NOBODY, WORK, _HOST = -1, -2, -3
 _NEVER = 2**62
 
 
@@ -180,7 +173,7 @@ def _complete(
         if streams[s, STATUS] == RUNNING and streams[s, UNTIL] == now:
             streams[s, STATUS] = ARRIVED
         elif streams[s, STATUS] == ON_LAUNCH and streams[s, UNTIL] == now:
-            _note(streams, s, counts, entries, spans, _HOST)
+            _note(streams, s, counts, entries, spans, BY_HOST)
             streams[s, STATUS] = READY
     for s in range(len(streams)):
         if streams[s, STATUS] != ARRIVED:
@@ -196,7 +189,7 @@ def _complete(
                 engines[e, 1] -= 1
                 for k in range(engines[e, 1]):
                     engines[e, 2 + k] = engines[e, 3 + k]
-                _note(streams, following, counts, entries, spans, _NOBODY)
+                _note(streams, following, counts, entries, spans, NOBODY)
                 _begin(streams, following, numbers, copies, now)
         streams[s, PC] += 1
         streams[s, STATUS] = READY
@@ -417,58 +410,3 @@ def execute(  # noqa: C901 - one branch per op, kept in one loop
         if links.shape[1]:
             _pass_bytes(streams, flows, numbers, copies, links, counts)
         _complete(streams, rows, numbers, copies, engines, counts, entries, spans)
-
-
-@_machine
-def find_work(rows: Any, begins: Any, before: Any) -> None:
-    """Write for each row the last row of work before it in its part, -1 for none. begins: of the parts."""
-    last, part = -1, 0
-    for row in range(len(rows)):
-        if part < len(begins) and begins[part] == row:
-            last, part = -1, part + 1
-        before[row] = last
-        if rows[row, 0] >= LAUNCH:
-            last = row
-
-
-@_machine
-def _stream_of(first: Any, row: Any) -> Any:
-    """The stream of a row."""
-    s = 0
-    while s + 1 < len(first) and first[s + 1, 0] <= row:
-        s += 1
-    return s
-
-
-@_machine
-def write_columns(
-    entries: Any, order: Any, rows: Any, first: Any, numbers: Any, before: Any, labels: Any,
-    memories: Any, sizes: Any, resources: Any, columns: Any,
-) -> None:  # fmt: skip
-    """Write the entries of a log in an order as the columns of `simgpu.machine.log.Entry`, but for their times.
-
-    rows, first: of the program's columns. numbers: of copies, their positions in sizes and resources. before[row]: the
-    row of the work before it, -1 for none. labels, memories: what the log says of codes and memories. sizes, resources:
-    bytes and engines of copies.
-    """
-    for n in range(columns.shape[1]):
-        e = order[n]
-        row, cause = entries[e, ROW], entries[e, CAUSE]
-        code = rows[row, 0]
-        columns[0, n], columns[7, n] = entries[e, BY_STREAM], entries[e, IN_ITERATION]
-        columns[5, n], columns[6, n], columns[8, n] = 0, -1, -1
-        if cause == WORK:
-            columns[1, n], columns[2, n] = labels[code, KIND], labels[code, NAMES] + rows[row, 1]
-            if code >= COPY:
-                columns[5, n], columns[8, n] = sizes[numbers[row]], resources[numbers[row]]
-            continue
-        columns[1, n], columns[2, n] = labels[code, WAIT], -1
-        if cause == _HOST:
-            columns[1, n] = labels[code, WAIT_FOR_LAUNCH]
-            continue
-        if code == ACQUIRE:
-            columns[8, n] = memories[rows[row, 1]]
-        if cause != _NOBODY:
-            columns[6, n], reason = _stream_of(first, cause), before[cause]
-            if reason >= 0:
-                columns[2, n] = labels[rows[reason, 0], NAMES] + rows[reason, 1]

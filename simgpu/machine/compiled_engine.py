@@ -110,7 +110,7 @@ def _run(
     iterations: int,
 ) -> Ran | StoppedRun | None:
     from simgpu.machine import compiled as machine
-    from simgpu.machine import compiled_caching
+    from simgpu.machine import compiled_caching, compiled_log
     from simgpu.machine import compiled_pools as pools
 
     rows, streams, executed = columns.rows, len(columns.first), _executed(columns)
@@ -151,8 +151,8 @@ def _run(
         return None
     if counts[machine.OUTCOME] == machine.STOPPED and counts[machine.NOW] < _SURE:
         reached = [_reached(checked, columns, rank, row) for rank, row in enumerate(state.tolist())]
-        worked = entries[: counts[machine.ENTRIES], machine.CAUSE] == machine.WORK
-        ended = int(spans[: len(worked)][worked, machine.TO_NS].max(initial=0))
+        worked = entries[: counts[machine.ENTRIES], compiled_log.CAUSE] == compiled_log.WORK
+        ended = int(spans[: len(worked)][worked, compiled_log.TO_NS].max(initial=0))
         unmet = _unmet(queues, tables, state[:, machine.PC], memory, spaces)
         return StoppedRun(checked.program, checked.graph, memories, reached, iterations, ended, unmet)
     if counts[machine.OUTCOME] != machine.COMPLETE:
@@ -163,9 +163,9 @@ def _run(
     tables.requests = tables.pieces = tables.copies = tables.requests[:0].copy()
     tables.sources = tables.sources[:0].copy()
     entries, spans = entries[: counts[machine.ENTRIES]], spans[: counts[machine.ENTRIES]]
-    order = in_order(spans[:, machine.SINCE_NS], entries[:, machine.BY_STREAM])
+    order = in_order(spans[:, compiled_log.SINCE_NS], entries[:, compiled_log.BY_STREAM])
     log_columns = np.empty((len(Entry._fields), len(entries)), dtype=np.int64)
-    for name, column in (("start_ns", machine.SINCE_NS), ("end_ns", machine.TO_NS)):
+    for name, column in (("start_ns", compiled_log.SINCE_NS), ("end_ns", compiled_log.TO_NS)):
         log_columns[Entry._fields.index(name)] = spans[order, column]
     del spans
     _write_columns(columns, tables, entries, order, log_columns)
@@ -182,11 +182,11 @@ def _run(
 
 def _write_columns(columns: Columns, tables: ProgramTables, entries: SmallInts, order: Ints, log_columns: Ints) -> None:
     """Write the columns of the log's entries, but for their times."""
-    from simgpu.machine import compiled as machine
+    from simgpu.machine import compiled_log
 
     before = np.empty(len(columns.rows), dtype=np.int32)
-    machine.find_work(columns.rows, columns.first.ravel(), before)
-    machine.write_columns(
+    compiled_log.find_work(columns.rows, columns.first.ravel(), before)
+    compiled_log.write_columns(
         entries, order, columns.rows, columns.first, tables.numbers, before, tables.labels, tables.memories,
         tables.sizes, tables.resources, log_columns,
     )  # fmt: skip
