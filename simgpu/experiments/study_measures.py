@@ -217,6 +217,7 @@ _PARTS = {
     "swapping": "stalls on swapping, share of the step time",
     "recomputation": "recomputation, share of the step time",
     "codec": "encoding and decoding, share of the step time",
+    "launches": "waiting for launches, share of the step time",
 }
 
 #: Measures by their name in study files.

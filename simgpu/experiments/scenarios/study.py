@@ -37,7 +37,7 @@ Relative = Literal[
     "batch_ratio",
 ]
 #: Parts of a run's time, as shares of its total.
-Part = Literal["computation", "overlap", "swapping", "recomputation", "codec"]
+Part = Literal["computation", "overlap", "swapping", "recomputation", "codec", "launches"]
 #: Measures of a run without a baseline.
 Alone = Literal[
     "samples_per_s",
