@@ -65,7 +65,8 @@ def partitioned(values: dict[str, Any], batch: int, length: int, *, whole: bool,
     torch._dynamo.reset()
     partitioner = Partitioner()
     module = model(values, "float32" if autocast else "bfloat16")
-    layers = module.base_model.h if hasattr(module.base_model, "h") else module.base_model.layers
+    inside = getattr(module.base_model, "model", module.base_model)  # Gemma 3's class is its own base
+    layers = inside.h if hasattr(inside, "h") else inside.layers
     if whole:
         module = torch.compile(module, backend=partitioner.backend, dynamic=False)
     else:
