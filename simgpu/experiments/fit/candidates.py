@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from simgpu.policies.common.section_choice import ordinal
+from simgpu.workloads.compiled.forms import CompileForm
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -337,7 +338,7 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
             others = each.short.removesuffix(f"+ {option.mark}").rstrip()
             yield replace(each, short=f"{others} + {option.label}".lstrip())
         loops = [*loops, *added] if option.mark else added
-    is_one_graph = base.get("compile") == "model"
+    is_one_graph = base.get("compile") == CompileForm.MODEL
     for policy in POLICIES:
         if is_one_graph and policy.needs_modules:
             continue
