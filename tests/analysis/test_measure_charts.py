@@ -200,7 +200,8 @@ def test_long_titles_are_broken_before_the_legend() -> None:
     figure = plot_measures([[BARS]], RUNS, title="word " * 60 + "\nfrom somewhere")
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
-    assert figure._suptitle.get_window_extent().x1 < legend.x0  # type: ignore[attr-defined]
+    (title,) = (text for text in figure.texts if text.get_text() == figure.get_suptitle())
+    assert title.get_window_extent().x1 < legend.x0
 
 
 def test_every_run_has_its_own_style() -> None:

@@ -7,13 +7,15 @@ from copy import copy
 from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pytest
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
 from simgpu.importers import import_trace
-from simgpu.policies.base import PlanContext
+from simgpu.policies.base import PlanContext, Trial
 from simgpu.policies.registry import make_policy
+from simgpu.program.instructions import Program
 from simgpu.simulation.run import simulate, task_graph
 from simgpu.trace.folder import load_trace
 from simgpu.units import parse_bytes
@@ -22,15 +24,20 @@ from tests.benchmarks.conftest import Report
 from tests.benchmarks.test_speed import DENSENET, NODE, interleaved, planned, run
 
 
+def no_trial(program: Program) -> Trial:
+    raise AssertionError("moDNN plans without trial runs")
+
+
 @pytest.mark.parametrize("budget", ["12 GiB", "4 GiB", "1 GiB"])
 def test_planning_is_cheap_compared_with_simulating(budget: str, report: Report) -> None:
     node = load_node("k40")
     trace = build_trace("resnet152", batch=256, gpu=node.gpu, framework="fused", optimizer="plain-sgd")
     limit, vdnn = parse_bytes(budget), planned(TaskGraph.of(trace), "vdnn")
+    rng = np.random.default_rng(0)
 
     def plan() -> None:
         # A new graph each time, because a graph caches its rescaled batches.
-        context = PlanContext(task_graph(trace, node), node, limit, trial=None, rng=None)  # type: ignore[arg-type]
+        context = PlanContext(task_graph(trace, node), node, limit, trial=no_trial, rng=rng)
         make_policy("modnn").plan(context)
 
     planning, _ = interleaved(plan, rounds=3)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ class Network:
 
     label: str
     zoo: str
-    arguments: dict[str, object]
+    arguments: dict[str, Any]
     batch: int
     seconds: int
 
@@ -56,7 +57,7 @@ NETWORKS = [
 
 def evaluator_of(network: Network) -> Evaluator:
     node, home = load_node("2080ti"), Home()
-    trace = build_trace(network.zoo, batch=network.batch, gpu=node.gpu, **network.arguments)  # type: ignore[arg-type]
+    trace = build_trace(network.zoo, batch=network.batch, gpu=node.gpu, **network.arguments)
     context = plan_context(trace, node, home, budget="11 GB")
     evaluator = replace(home.evaluator(context, home.decisions(context)), threads=THREADS)
     evaluator.score(np.zeros((PARTICLES, len(evaluator.decisions.maps)), np.int8))

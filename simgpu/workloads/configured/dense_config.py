@@ -8,43 +8,33 @@ from simgpu.workloads.configured.decoder import HeadNorms, NormKind, Norms, Rota
 from simgpu.workloads.configured.keys import Keys, common_sizes, head_width, key_heads
 
 
+def _usual(keys: Keys, defaults: dict[str, int], positions: int, *, tied: bool) -> dict[str, Any]:
+    """What Llama, OLMo 2 and Cohere have in common. tied: by default."""
+    sizes = common_sizes(keys, defaults, positions=positions)
+    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes),
+        "head_width": head,
+        "rotary_width": head,
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", tied),
+        "query_bias": bias,
+        "output_bias": bias,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+    }
+
+
 def llama(keys: Keys) -> dict[str, Any]:
     """Sizes of a Llama decoder."""
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
-    sizes = common_sizes(keys, defaults, positions=2048)
-    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", False),
-        "query_bias": bias,
-        "output_bias": bias,
-        "inner_bias": keys.flag("mlp_bias", False),
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-    }
+    return {**_usual(keys, defaults, 2048, tied=False), "inner_bias": keys.flag("mlp_bias", False)}
 
 
 def olmo2(keys: Keys) -> dict[str, Any]:
-    """Sizes of a OLMo 2 decoder."""
+    """Sizes of an OLMo 2 decoder."""
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 50304}
-    sizes = common_sizes(keys, defaults, positions=2048)
-    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
-    return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes),
-        "head_width": head,
-        "rotary_width": head,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", False),
-        "query_bias": bias,
-        "output_bias": bias,
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
-        "norms": Norms.AFTER,
-        "head_norms": HeadNorms.TOKEN,
-    }
+    return {**_usual(keys, defaults, 2048, tied=False), "norms": Norms.AFTER, "head_norms": HeadNorms.TOKEN}
 
 
 def granite(keys: Keys) -> dict[str, Any]:
@@ -102,22 +92,12 @@ def glm4(keys: Keys) -> dict[str, Any]:
 def cohere(keys: Keys) -> dict[str, Any]:
     """Sizes of a Cohere decoder (Command R, Aya)."""
     defaults = {"layers": 40, "width": 8192, "heads": 64, "inner": 22528, "vocabulary": 256000}
-    sizes = common_sizes(keys, defaults, positions=8192)
-    head, bias = head_width(keys, sizes), keys.flag("attention_bias", False)
     return {
-        **sizes,
-        "key_heads": key_heads(keys, sizes),
-        "head_width": head,
-        "rotary_width": head,
+        **_usual(keys, defaults, 8192, tied=True),
         "rotation": Rotation.WIDE,
-        "activation": keys.activation("hidden_act", "silu"),
-        "tied": keys.flag("tie_word_embeddings", True),
-        "query_bias": bias,
-        "output_bias": bias,
         "norms": Norms.SHARED,
         "norm_kind": NormKind.CENTRED,
         "head_norms": HeadNorms.APART if keys.flag("use_qk_norm", False) else None,
         "parallel": True,
         "logits_by": "mul",
-        "attention_dropout": keys.fraction("attention_dropout", 0.0),
     }
