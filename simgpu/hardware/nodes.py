@@ -13,7 +13,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.layering import read_layered
 from simgpu.hardware.memories import MemoryLinkSection, MemorySection, mistakes_of_memories
-from simgpu.hardware.sections import BuddySection, CdmaSection, LinkSection, PowerSection, Text, nothing_required
+from simgpu.hardware.sections import (
+    BuddySection,
+    CdmaSection,
+    LinkSection,
+    PeerSection,
+    PowerSection,
+    Text,
+    nothing_required,
+)
 from simgpu.hardware.spec import ArchitectureName, Duplex, GpuSpec, HostSpec, NodeSpec, SwitchSpec
 from simgpu.io.input_files import read_text
 from simgpu.io.schema import (
@@ -197,6 +205,12 @@ class NodeFile(FileModel):
         default_factory=list, max_length=50, description="memories besides those of the GPUs and of the host"
     )
     links: list[MemoryLinkSection] = Field(default_factory=list, max_length=200, description="links of these memories")
+    peers: PeerSection | None = Field(
+        default=None, description="links between the node's GPUs, for collectives; by default not stated"
+    )
+    network: PeerSection | None = Field(
+        default=None, description="link of each GPU to other nodes, for collectives; by default not stated"
+    )
     sources: dict[str, Text] = Field(
         default_factory=dict,
         description="source of the value of each key, such as 'gpu.memory'",
@@ -214,6 +228,8 @@ class NodeFile(FileModel):
             switches=tuple(switch.spec() for switch in self.switches),
             more_memories=tuple(memory.spec() for memory in self.memories),
             more_links=tuple(link.spec() for link in self.links),
+            peers=None if self.peers is None else self.peers.spec(),
+            network=None if self.network is None else self.network.spec(),
         )
 
 

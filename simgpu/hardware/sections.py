@@ -14,6 +14,7 @@ from simgpu.hardware.spec import (
     Granularity,
     LinkSpec,
     MetadataCacheSpec,
+    PeerSpec,
     PowerSpec,
 )
 from simgpu.io.schema import Bandwidth, EnergyPerByte, FileModel, Power, Share, Size, SizeOrZero, TimeOrZero
@@ -112,6 +113,28 @@ class LinkSection(FileModel):
     def spec(self) -> LinkSpec:
         """Returns the section as a `LinkSpec`."""
         return LinkSpec(self.kind, self.d2h_bandwidth, self.h2d_bandwidth, self.latency, Duplex(self.duplex))
+
+
+class PeerSection(FileModel):
+    """What GPUs exchange data with each other over: of a node, or of each GPU to other nodes."""
+
+    kind: Text = Field(description="for example 'NVLink 4 with NVSwitch'")
+    wire: Literal["nvlink", "pcie", "network"] = Field(
+        description="decides the latency of a step by NCCL's own table; network: between nodes"
+    )
+    bandwidth: Bandwidth = Field(
+        description="data that each GPU sends while it receives as much, in a ring of all and for large buffers: the "
+        "bus bandwidth of NCCL's tests"
+    )
+    switch_bandwidth: Bandwidth | None = Field(
+        default=None,
+        description="data of an all-reduce's buffer that the switch adds up (NVLink SHARP): the algorithm bandwidth of "
+        "NCCL's tests; by default it cannot",
+    )
+
+    def spec(self) -> PeerSpec:
+        """Returns the section as a `PeerSpec`."""
+        return PeerSpec(**self.model_dump())
 
 
 class CdmaSection(FileModel):

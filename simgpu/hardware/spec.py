@@ -348,11 +348,27 @@ class HostSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerSpec:
+    """What GPUs exchange data with each other over, in a node or between nodes.
+
+    wire: what a step of a ring passes, which decides its latency. bandwidth: bytes per second that each GPU sends while
+    it receives as many, in a ring of all and for large buffers: the bus bandwidth of NCCL's tests. switch_bandwidth:
+    bytes of a buffer per second that the switch adds up for all (NVLink SHARP), in an all-reduce; None where it cannot.
+    """
+
+    kind: str
+    wire: Literal["nvlink", "pcie", "network"]
+    bandwidth: int
+    switch_bandwidth: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSpec:
     """Identical GPUs with identical links, the switches that some of them share, their host, and further memories.
 
     A program for one GPU uses only GPU 0 and its link, without other GPUs and the switches between them. more_memories:
-    others than each GPU's and the host's; all GPUs share them. more_links: others than the GPUs' own.
+    others than each GPU's and the host's; all GPUs share them. more_links: others than the GPUs' own. peers: what its
+    GPUs exchange data over; network: of each GPU to those of other nodes; None if not stated.
 
     >>> gpu, link = GpuSpec("small", memory=1000, reserved=100), LinkSpec("bus", 10**9, 10**9)
     >>> NodeSpec("bench", gpu, link).budget
@@ -368,6 +384,8 @@ class NodeSpec:
     switches: tuple[SwitchSpec, ...] = ()
     more_memories: tuple[MemorySpec, ...] = ()
     more_links: tuple[MemoryLink, ...] = ()
+    peers: PeerSpec | None = None
+    network: PeerSpec | None = None
 
     @property
     def memories(self) -> tuple[MemorySpec, ...]:
@@ -435,4 +453,7 @@ class NodeSpec:
         for key in ("memory_bandwidth", "pageable_bandwidth", "launch_ns", "waits_for_copies"):
             if not values["host"][key]:
                 del values["host"][key]
+        for key in ("peers", "network"):
+            if not values[key]:
+                del values[key]
         return values

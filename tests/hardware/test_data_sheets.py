@@ -153,6 +153,10 @@ BOARDS = {
     "GB300": Board(
         279, 152, ordinary("80", 152, 128, 2062), matrix("2500", 608, 1024, 2008), memory_bus("8000", 8192, 7.992)
     ),
+    # 1965 MHz and the memory's clock as tools report them; the tensor rate implies about 1856 MHz.
+    "B200 SXM": Board(
+        179, 148, ordinary("74.4", 148, 128, 1965), matrix("2250", 592, 1024, 1856), memory_bus("7672", 8192, 7.492)
+    ),
     # Compute units of 128 cores, four matrix cores each.
     "Instinct MI300X": Board(
         192, 304, ordinary("163.4", 304, 128, 2100), matrix("1307.4", 1216, 256, 2100), memory_bus("5300", 8192, 5.2)

@@ -25,7 +25,9 @@ GIGA = 10**9
 NO_QUANTITY = {
     *("gpu.reported_as", "gpu.name", "link.kind", *(f"switches[{number}].gpus" for number in range(4))),
     *("links[0].kind", "links[0].between", "links[0].over_gpu_link"),
+    *("peers.kind", "peers.wire", "network.kind", "network.wire"),
 }
+_PARTS = {"gpu", "gpus", "link", "switches", "host", "links", "peers", "network"}
 REAL = [name for name in node_names() if name != "laptop-2gb"]
 NVLINK2 = [f"v100-nvlink2-{speed}" for speed in (50, 75, 100, 150, 200)]
 
@@ -56,7 +58,7 @@ def test_every_shipped_node_loads_and_has_the_name_of_its_file(name: str) -> Non
 @pytest.mark.parametrize("name", node_names())
 def test_every_quantity_has_a_source(name: str) -> None:
     file = load_node_file(name)
-    parts = file.model_dump(exclude_unset=True, include={"gpu", "gpus", "link", "switches", "host", "links"})
+    parts = file.model_dump(exclude_unset=True, include=_PARTS)
     assert set(leaf_names(parts)) - NO_QUANTITY == set(file.sources)
 
 
