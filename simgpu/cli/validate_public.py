@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -29,7 +29,15 @@ from simgpu.validation.public.several_times import (
     rows_of_several,
     stored_times_of_several,
 )
-from simgpu.validation.public.tables import causes, counts, covered_text, peak_cells, peak_medians, verdicts_of
+from simgpu.validation.public.tables import (
+    causes,
+    counts,
+    covered_text,
+    peak_cells,
+    peak_medians,
+    verdicts_of,
+    with_model,
+)
 from simgpu.validation.public.times import ComparedTime, compared_times, predict_time, stored_times, timed_rows
 from simgpu.version import __version__
 
@@ -97,7 +105,8 @@ def public(list_rows: bool, again: bool, plot: Path | None, page: Path | None, a
         return
     screen = Screen()
     titles = ("row", "model", "published", "", "predicted", "error")
-    screen.print(table(titles, _peaks(peaks), left=(0, 1, 3), unbroken=(0, 2, 3, 4, 5)))
+    cells = ((peak.row.id, model, *peak_cells(peak)) for peak, model in with_model(peaks))
+    screen.print(table(titles, cells, left=(0, 1, 3), unbroken=(0, 2, 3, 4, 5)))
     screen.print()
     screen.print(table(("median error of the peak", "", "peaks"), peak_medians(peaks)))
     screen.print()
@@ -121,14 +130,6 @@ def _draw(plot: Path, peaks: Sequence[ComparedPeak], times: Sequence[ComparedTim
     from simgpu.validation.public.figure import plot_scoreboard
 
     save_figure(plot_scoreboard(peaks, times), plot)
-
-
-def _peaks(peaks: Iterable[ComparedPeak]) -> Iterator[tuple[str, ...]]:
-    """The cells of the peaks. The model is named where it differs from that of the row above."""
-    above = ""
-    for peak in peaks:
-        model, above = "" if peak.row.model == above else peak.row.model, peak.row.model
-        yield peak.row.id, model, *peak_cells(peak)
 
 
 def _listed(row: PublishedRow) -> tuple[str, ...]:

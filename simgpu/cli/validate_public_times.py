@@ -8,19 +8,28 @@ from simgpu.cli.screen import Screen, table
 from simgpu.validation.public.predicted import ComparedPeak
 from simgpu.validation.public.rows import published_rows
 from simgpu.validation.public.selection import baselines
-from simgpu.validation.public.tables import causes, order_rows, orders, slowdown_cells, time_cells, time_medians
+from simgpu.validation.public.tables import (
+    causes,
+    order_rows,
+    orders,
+    slowdown_cells,
+    time_cells,
+    time_medians,
+    with_model,
+)
 from simgpu.validation.public.times import ComparedTime, Slowdown, median_of, slowdowns
 
 
 def print_times(screen: Screen, times: Sequence[ComparedTime], peaks: Sequence[ComparedPeak]) -> None:
     """Prints all tables about times."""
     slower = slowdowns(times)
-    rows = [(each.row.id, each.row.model, *time_cells(each)) for each in times]
-    titles = ("row", "model", "time of a sample", "predicted", "error", "waiting for the host")
-    screen.print(table(titles, rows, unbroken=(0, 2, 3, 4, 5)))
+    rows = [(each.row.id, model, *time_cells(each)) for each, model in with_model(times)]
+    titles = ("row", "model", "time of a sample", "predicted", "error", "waits for host")
+    screen.print(table(titles, rows, left=(0, 1), unbroken=(0, 2, 3, 4, 5)))
     screen.print()
     options = [(each.row.id, each.row.options, *slowdown_cells(each)) for each in slower]
-    screen.print(table(("row", "options", "baseline", "slowdown", "predicted", "error"), options))
+    titles = ("row", "options", "baseline", "slowdown", "predicted", "error")
+    screen.print(table(titles, options, left=(0, 1)))
     screen.print()
     screen.print(table(("median error of times", "", "rows"), time_medians(times, slower)))
     screen.print()

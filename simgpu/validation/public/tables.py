@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from simgpu.units import format_bytes, format_time
 from simgpu.validation.public.coverage import Coverage
@@ -18,6 +19,16 @@ from simgpu.validation.public.times import (
     order_of_peaks,
     order_of_times,
 )
+
+_Compared = TypeVar("_Compared", ComparedPeak, ComparedTime)
+
+
+def with_model(compared: Iterable[_Compared]) -> Iterator[tuple[_Compared, str]]:
+    """Each with its model, which is named where it differs from that of the row above."""
+    above = ""
+    for each in compared:
+        model, above = "" if each.row.model == above else each.row.model, each.row.model
+        yield each, model
 
 
 def peak_cells(peak: ComparedPeak) -> tuple[str, str, str, str]:
