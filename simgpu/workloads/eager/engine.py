@@ -19,18 +19,29 @@ from simgpu.workloads.timemodel.operation import Direction, OperationKind
 Hook = Callable[[Tensor, Tensor], None]
 
 
-def run_backward(session: Session, loss: Tensor, gradients: dict[TapeBlock, Tensor], hook: Hook | None = None) -> None:
+def run_backward(
+    session: Session,
+    loss: Tensor,
+    gradients: dict[TapeBlock, Tensor],
+    hook: Hook | None = None,
+    received: Tensor | None = None,
+) -> None:
     """Puts the backward pass on the tape.
 
     gradients: that of each weight by the weight's block; new ones are stored here, or added in place to those of
     earlier micro-batches (``accumulate_grad.h``). The loss's gradient, a one, is live until backward ends.
     hook: called as soon as the gradient of a weight is complete; may put kernels on the tape.
+    received: the gradient of a result that is no loss, which another GPU has computed; it is freed when it was used.
     """
     tape = session.tape
-    tape.phase, tape.layer = Phase.BACKWARD, "loss"
-    (one,) = session.run("ones_like", (), ((loss.shape, loss.dtype),))
-    _Engine(session, loss, gradients, hook).run(one)
-    session.keep((one,))
+    tape.phase = Phase.BACKWARD
+    if received is not None:
+        _Engine(session, loss, gradients, hook).run(received)
+    else:
+        tape.layer = "loss"
+        (one,) = session.run("ones_like", (), ((loss.shape, loss.dtype),))
+        _Engine(session, loss, gradients, hook).run(one)
+        session.keep((one,))
     _direct_products(session)
 
 

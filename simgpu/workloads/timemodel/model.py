@@ -94,6 +94,8 @@ class TimeModel:
         >>> time_model(load_node("v100").gpu).duration_ns(relu) > 1_000_000
         True
         """
+        if operation.exchange_ns is not None:
+            return operation.exchange_ns
         if operation.kind is OperationKind.CONVOLUTION and operation.convolution is not None:
             return self.algorithms(operation)[0].duration_ns
         if operation.attention is not None:

@@ -147,6 +147,7 @@ class Operation:
     if it is something else.
     dtype: number format of the values, as PyTorch names it.
     added_bytes: traffic of a second, elementwise kernel on a convolution's result, as frameworks add a bias.
+    exchange_ns: the time of an exchange with other GPUs, which their links decide; None for other work.
     """
 
     kind: OperationKind
@@ -159,6 +160,7 @@ class Operation:
     dtype: str = "float32"
     added_bytes: int = 0
     attention: AttentionShape | None = None
+    exchange_ns: int | None = None
 
     @property
     def is_product(self) -> bool:

@@ -1,0 +1,199 @@
+"""`megatron_iteration` models one training iteration of one GPU of a job of Megatron-LM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simgpu.errors import InputError, Problem
+from simgpu.hardware.collectives import Collective, Group, collective_ns
+from simgpu.hardware.spec import NodeSpec
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.modelled import ModelledIteration, TraceOf, finished
+from simgpu.workloads.configured.options import TrainingOptions, size_problems
+from simgpu.workloads.eager.engine import run_backward
+from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.tensor import Node, Tensor
+from simgpu.workloads.megatron.exchange import Exchanges
+from simgpu.workloads.megatron.layers import Parts
+from simgpu.workloads.megatron.layout import Layout
+from simgpu.workloads.megatron.model import Stage, reduce_norms
+from simgpu.workloads.megatron.optimizer import DistributedOptimizer
+from simgpu.workloads.megatron.schedule import Pass, PassTimes, passes, waits
+from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.operation import Operation, OperationKind
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all GPUs of a job run. batch: samples of one GPU's micro-batches together; length: tokens of each."""
+
+    decoder: Decoder
+    layout: Layout
+    node: NodeSpec
+    batch: int
+    length: int
+    micro_batches: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Samples of a micro-batch."""
+        return self.batch // self.micro_batches
+
+    @property
+    def group(self) -> Group:
+        """The GPUs that share each layer: neighbours on a node."""
+        return Group(self.layout.tensor)
+
+    @property
+    def replicas(self) -> Group:
+        """The GPUs that share the batch, on as few nodes as possible next to those that share layers."""
+        ranks, gpus = self.layout.data, max(self.node.gpus, self.layout.tensor)
+        nodes = -(-ranks * self.layout.tensor // gpus)
+        return Group(ranks, next(count for count in range(nodes, ranks + 1) if ranks % count == 0))
+
+    @property
+    def message_ns(self) -> int:
+        """The time of a message between two stages."""
+        if self.layout.pipeline == 1:
+            return 0
+        size = 2 * self.samples * self.length * self.decoder.width // self.layout.tensor
+        apart = self.layout.gpus > self.node.gpus
+        return collective_ns(Collective.SEND, size, Group(2, nodes=2 if apart else 1), self.node)
+
+
+def megatron_iteration(job: Job, stage: int = 0) -> ModelledIteration:
+    """One iteration of a GPU of a stage of the pipeline.
+
+    Raises `InputError` for a model or layout that is not modelled, and where the node does not state its links.
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> from simgpu.workloads.configured.config import decoder_of
+    >>> llama = decoder_of({"model_type": "llama", "num_hidden_layers": 2})
+    >>> job = Job(llama, Layout(tensor=2, data=4), load_node("h100-x8"), batch=1, length=4096)
+    >>> megatron_iteration(job).parameters  # of this GPU
+    333455360
+    """
+    problems = list(_problems(job, stage))
+    if problems:
+        raise InputError(problems)
+    run = _StageRun(job, stage)
+    options = TrainingOptions(micro_batches=job.micro_batches)
+    session = run.session(_waits(job)[stage])
+    of = TraceOf(job.decoder.name, job.batch, _notes(job, stage), f"{job.batch} samples of {job.length} tokens")
+    return finished(session, of, job.node.gpu, options)
+
+
+def _problems(job: Job, stage: int) -> Iterator[Problem]:
+    yield from job.layout.problems(job.decoder, job.length)
+    yield from size_problems(batch=job.batch, length=job.length)
+    if job.micro_batches < 1 or job.batch % job.micro_batches:
+        what = f"a batch of {job.batch} cannot be split into {job.micro_batches} equal micro-batches"
+        yield Problem("", "micro_batches", what, "give a divisor of the batch")
+    if not 0 <= stage < job.layout.pipeline:
+        what = f"there is no stage {stage} among {job.layout.pipeline}"
+        yield Problem("", "stage", what, "count stages from 0")
+
+
+def _waits(job: Job) -> list[list[int]]:
+    """How long each stage waits before each pass."""
+    count = job.layout.pipeline
+    times: dict[int, PassTimes] = {}
+    for stage in sorted({0, min(1, count - 1), count - 1}) if count > 1 else ():
+        times[stage] = _StageRun(job, stage).times()
+    own = [times.get(stage, times.get(1, PassTimes(0, 0))) for stage in range(count)]
+    return waits(own, job.micro_batches, job.message_ns)
+
+
+class _StageRun:
+    """What one GPU of a stage runs."""
+
+    def __init__(self, job: Job, stage: int) -> None:
+        self.job, self.stage = job, stage
+        self.prices = time_model(job.node.gpu)
+        self.first, self.last = stage == 0, stage == job.layout.pipeline - 1
+
+    def session(self, waited: list[int]) -> Session:
+        """The whole iteration. waited: before each pass, for a message."""
+        job = self.job
+        self._begin()
+        optimizer = DistributedOptimizer(self.parts, job.replicas)
+        optimizer.clear()
+        order = passes(self.stage, job.layout.pipeline, job.micro_batches)
+        for each, wait_ns in zip(order, waited, strict=True):
+            self._pass(each, wait_ns)
+        self.parts.session.tape.phase, self.parts.session.tape.layer = Phase.OPTIMIZER, None
+        reduce_norms(self.model, job.group)
+        optimizer.step()
+        return self.parts.session
+
+    def times(self) -> PassTimes:
+        """The times of forward and backward of one micro-batch."""
+        self._begin()
+        DistributedOptimizer(self.parts, Group(1))
+        self._pass(Pass(False, 0), 0)
+        tape = self.parts.session.tape
+        forward = self._ns(0)
+        begin = len(tape.kernels)
+        self._pass(Pass(True, 0), 0)
+        return PassTimes(forward, self._ns(begin))
+
+    def _ns(self, begin: int) -> int:
+        kernels = self.parts.session.tape.kernels[begin:]
+        return sum(self.prices.duration_ns(work) for kernel in kernels for work in kernel.operations)
+
+    def _begin(self) -> None:
+        job, session = self.job, Session()
+        self.parts = Parts(session, Exchanges(session, job.node, self.prices), job.group)
+        each = job.decoder.layers // job.layout.pipeline
+        layers = range(self.stage * each, (self.stage + 1) * each)
+        self.model = Stage(self.parts, job.decoder, layers, first=self.first, last=self.last)
+        session.tape.layer = None
+        shape = job.samples, job.length
+        self.tokens = session.constant("tokens", shape, "int64", BlockKind.INPUT)
+        self.labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
+        self.results: dict[int, Tensor] = {}
+
+    def _pass(self, each: Pass, wait_ns: int) -> None:
+        session = self.parts.session
+        if each.backward:
+            session.tape.phase = Phase.BACKWARD
+            result = self.results.pop(each.number)
+            received = None if self.last else self._received(result.shape, wait_ns)
+            run_backward(session, result, self.parts.gradients, received=received)
+            session.keep((result,) if self.last else ())
+            return
+        session.tape.phase, session.tape.layer = Phase.FORWARD, None
+        rows = self.job.samples * self.job.length // self.job.layout.tensor, self.job.decoder.width
+        x = self.model.embedded(self.tokens) if self.first else self._input(rows, wait_ns)
+        x = self.model.through_layers(x, self.job.samples)
+        if self.last:
+            x = self.model.loss(x, self.labels.seen((self.labels.count,)), self.job.micro_batches)
+        self.results[each.number] = x
+
+    def _input(self, shape: tuple[int, ...], wait_ns: int) -> Tensor:
+        """The rows that the stage before has sent; their gradient goes back to it."""
+        result = self._received(shape, wait_ns)
+        result.node = Node(0, (), (), lambda grads: (), "recv")
+        return result
+
+    def _received(self, shape: tuple[int, ...], wait_ns: int) -> Tensor:
+        session = self.parts.session
+        session.tape.layer = None
+        count = shape[0] * shape[1]
+        work = Operation(OperationKind.COPY, 0, 2 * count, count, dtype="bfloat16", exchange_ns=wait_ns)
+        return session.run("recv", (), ((shape, "bfloat16"),), operations=(work,), pure=False)[0]
+
+
+def _notes(job: Job, stage: int) -> str:
+    layout, of_stage = job.layout, ""
+    if layout.pipeline > 1:
+        of_stage = f" Stage {stage} of {layout.pipeline}, whose waits for other stages are kernels named recv."
+    return (
+        f"{job.decoder.family} from its configuration, {job.length} tokens a sample, as Megatron-LM 0.20 runs it with "
+        f"TransformerEngine 2.11 on {layout.gpus} GPUs ({layout.text}): bfloat16 weights, gradients added up in float32, "
+        "distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives of NCCL as "
+        f"kernels.{of_stage} Durations by simgpu's time model. Memory that CUDA operators allocate for themselves is not "
+        "included."
+    )

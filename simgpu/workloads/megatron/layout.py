@@ -1,0 +1,78 @@
+"""`Layout`: how Megatron-LM divides a model and its batch among GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simgpu.errors import InputError, Problem
+from simgpu.workloads.configured.decoder import Decoder, NormKind, Norms
+
+_SHORT = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+_PART = re.compile(r"(tp|pp|dp)=?(\d{1,6})")
+#: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
+#: and a gated feed-forward part with SiLU, without biases.
+FAMILIES = ("llama", "mistral", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many GPUs share each layer (tensor), the layers (pipeline) and the batch (data).
+
+    Tensor parallelism comes with sequence parallelism, data parallelism with the distributed optimizer: each GPU
+    updates its part of the weights.
+
+    >>> Layout.parsed("tp4,dp2").gpus
+    8
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def text(self) -> str:
+        """As in tables of papers, without what is 1.
+
+        >>> Layout(tensor=4, data=2).text, Layout().text
+        ('tp4,dp2', 'tp1')
+        """
+        sizes = ((short, getattr(self, name)) for short, name in _SHORT.items())
+        return ",".join(f"{short}{size}" for short, size in sizes if size > 1) or "tp1"
+
+    @classmethod
+    def parsed(cls, text: str) -> Layout:
+        """The layout of a text such as ``tp4,pp2,dp2``. Raises `InputError` for another text."""
+        parts = [part.strip() for part in text.split(",")]
+        found = [_PART.fullmatch(part) for part in parts]
+        names = [match[1] for match in found if match]
+        sizes = [int(match[2]) for match in found if match]
+        if len(names) < len(parts) or len(set(names)) < len(names) or 0 in sizes:
+            what = f"{text!r} does not say how many GPUs share tensors (tp), layers (pp) and the batch (dp)"
+            raise InputError.single("", "megatron", what, "give each at most once, as tp4,pp2,dp2")
+        return cls(**{_SHORT[name]: size for name, size in zip(names, sizes, strict=True)})
+
+    def problems(self, decoder: Decoder, length: int) -> Iterator[Problem]:
+        """What this layout or Megatron-LM's model does not support of a decoder."""
+        if decoder.family not in FAMILIES or decoder.query_bias or decoder.activation != "silu":
+            what = f"{decoder.name} of the family {decoder.family} as Megatron-LM's GPT model is not modelled"
+            yield Problem("", "megatron", what, f"give a model of the families {', '.join(FAMILIES)}, or leave it out")
+            return
+        assert decoder.norms is Norms.BEFORE and decoder.norm_kind is NormKind.RMS
+        for what, count in (
+            ("heads", decoder.heads),
+            ("heads of keys and values", decoder.key_heads),
+            ("columns of the feed-forward part", decoder.inner),
+            ("tokens of a sample", length),
+        ):
+            if count % self.tensor:
+                yield Problem("", "megatron", f"{count} {what} cannot be divided by tp{self.tensor}", "give a divisor")
+        if decoder.layers % self.pipeline:
+            what = f"{decoder.layers} layers cannot be divided by pp{self.pipeline}"
+            yield Problem("", "megatron", what, "give a divisor")

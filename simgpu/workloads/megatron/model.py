@@ -1,0 +1,229 @@
+"""The layers of Megatron-LM's GPT model that one stage of a pipeline has, and its loss.
+
+Source: Megatron-LM 0.20, ``core/models/gpt/gpt_model.py``, ``core/transformer/transformer_layer.py`` and
+``core/tensor_parallel/layers.py``, with TransformerEngine's layers (`simgpu.workloads.megatron.layers`), without biases
+and dropout. The embedding and the layer of the logits are divided by words, whose number is padded to a multiple of
+128 for each GPU of a group. The layer of the logits gathers its input in a buffer that stays
+(``get_global_memory_buffer``). The loss is TransformerEngine 2.11's ``parallel_cross_entropy``, which replaces the
+logits by their gradient (``--cross-entropy-loss-fusion --cross-entropy-fusion-impl te``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simgpu.hardware.collectives import Collective, Group
+from simgpu.trace.model import BlockKind
+from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.eager.pointwise import add, only, scale
+from simgpu.workloads.eager.products import product
+from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.work import work_of
+from simgpu.workloads.megatron.layers import Parts, add_product, gated, norm_product, row_product, self_attention
+
+#: ``--make-vocab-size-divisible-by``, for each GPU of a group.
+_WORDS = 128
+
+_Grads = Sequence[Tensor | None]
+
+
+def padded_words(vocabulary: int, tensor: int) -> int:
+    """The rows of the embedding of all GPUs that share it.
+
+    >>> padded_words(128256, 4)
+    128512
+    """
+    step = _WORDS * tensor
+    return -(-vocabulary // step) * step
+
+
+class Stage:
+    """The weights of a stage, created in the order of Megatron-LM's modules. first, last: of the pipeline's stages."""
+
+    def __init__(self, parts: Parts, decoder: Decoder, layers: range, *, first: bool, last: bool) -> None:
+        self.parts, self.decoder, self.first, self.last = parts, decoder, first, last
+        self.words = padded_words(decoder.vocabulary, parts.group.ranks) // parts.group.ranks
+        session = parts.session
+        if first:
+            with session.layer("embedding"):
+                self.table = session.weight("word_embeddings.weight", (self.words, decoder.width), "bfloat16")
+        with session.layer("decoder"):
+            self.layers = [_Layer.create(parts, decoder, number) for number in layers]
+            if last:
+                with session.layer("final_layernorm"):
+                    self.scale = parts.vector("weight", decoder.width)
+        if last:
+            with session.layer("output_layer"):
+                self.output = parts.matrix("weight", self.words, decoder.width)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """The rows of this GPU's part of the tokens."""
+        session, group = self.parts.session, self.parts.group
+        with session.layer("embedding"):
+            rows = self._looked_up(tokens)
+            result = self.parts.exchanges.scattered(rows, group)
+            if result is not rows:
+
+                def backward(grads: _Grads) -> _Grads:
+                    return (self.parts.exchanges.gathered(only(grads), group),)
+
+                session.record((result,), (rows,), backward, in_python=True)
+            return result
+
+    def _looked_up(self, tokens: Tensor) -> Tensor:
+        """Rows of the table; with several GPUs, zeros for the words of others."""
+        session, is_shared = self.parts.session, self.parts.group.ranks > 1
+        flat = tokens.seen((tokens.count,))
+        if is_shared:
+            (mask,) = session.run("bitwise_or", (flat,), (((tokens.count,), "bool"),))
+            (flat,) = session.run("sub", (flat, mask), (((tokens.count,), "int64"),))
+        (rows,) = session.run("embedding", (self.table, flat), (((tokens.count, self.decoder.width), "bfloat16"),))
+        if is_shared:
+            session.run_in_place("index_put_", rows, (mask,))
+
+        def backward(grads: _Grads) -> _Grads:
+            return session.run("embedding_dense_backward", (only(grads), flat), ((self.table.shape, "bfloat16"),))
+
+        session.record((rows,), (self.table,), backward, (flat,))
+        return rows
+
+    def through_layers(self, x: Tensor, samples: int) -> Tensor:
+        """What the stage's layers make of the rows."""
+        with self.parts.session.layer("decoder"):
+            for layer in self.layers:
+                x = layer(x, samples)
+        return x
+
+    def loss(self, x: Tensor, labels: Tensor, micro_batches: int) -> Tensor:
+        """The mean loss of a micro-batch, divided by their number."""
+        session = self.parts.session
+        with session.layer("decoder"), session.layer("final_layernorm"):
+            normal = self._normalized(x)
+        with session.layer("output_layer"):
+            logits = self._logits(normal)
+        with session.layer("loss"):
+            each = self._cross_entropies(logits, labels)
+            (total,) = session.run("sum", (each,), (((), "float32"),))
+
+            def backward(grads: _Grads) -> _Grads:
+                return session.run("mul", (only(grads), each), ((each.shape, "float32"),))
+
+            session.record((total,), (each,), backward)
+            mean = scale(session, total, "div")
+            return mean if micro_batches == 1 else scale(session, mean, "div")
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        session, weight = self.parts.session, self.scale
+        results = ((x.shape, x.dtype), (x.shape[:1], "float32"))
+        normal, spread = session.run("_fused_rms_norm", (x, weight), results)
+
+        def backward(grads: _Grads) -> _Grads:
+            shapes = ((x.shape, x.dtype), (weight.shape, weight.dtype))
+            return session.run("_fused_rms_norm_backward", (only(grads), x, spread, weight), shapes)
+
+        session.record((normal,), (x, weight), backward, (x, weight, spread), in_python=True)
+        return normal
+
+    def _logits(self, normal: Tensor) -> Tensor:
+        parts, weight = self.parts, self.output
+        width = weight.shape[1]
+        whole = self._gathered(normal)
+        result = product(parts.session, "mm", whole, weight.seen((width, self.words), (1, width)))
+
+        def backward(grads: _Grads) -> _Grads:
+            grad = only(grads)
+            whole = self._gathered(normal)
+            of_whole = product(parts.session, "mm", grad, weight)
+            of_normal = parts.exchanges.scattered(of_whole, parts.group)
+            add_product(parts, weight, whole, grad)
+            return (of_normal,)
+
+        parts.session.record((result,), (normal,), backward, (normal, weight), in_python=True)
+        return result
+
+    def _gathered(self, normal: Tensor) -> Tensor:
+        """All rows, in a buffer that stays. The next use of the buffer replaces them."""
+        parts = self.parts
+        if parts.group.ranks == 1:
+            return normal
+        shape = (normal.shape[0] * parts.group.ranks, normal.shape[1])
+        buffer = parts.session.constant("mpu_buffer", shape, "bfloat16", BlockKind.WORKSPACE)
+        parts.exchanges.into(buffer, normal, parts.group)
+        return buffer
+
+    def _cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row. The logits' gradient takes the place of the logits."""
+        parts, session, rows = self.parts, self.parts.session, logits.shape[0]
+        losses, sums = session.run("zeros", (), (((rows,), "float32"), ((3 * rows,), "float32")))
+        session.run_in_place("online_softmax_kernel", sums, (logits, labels))
+        all_sums = parts.exchanges.gathered(sums, parts.group)
+        changed = (logits, losses)
+        work = work_of("cross_entropy_kernel", (*changed, labels, all_sums), changed, backward=False)
+        reads = [each.block for each in (*changed, labels, all_sums)]
+        session.tape.launch_blocks("cross_entropy_kernel", (work,), reads, [each.block for each in changed], pure=False)
+        session.keep((sums,))
+
+        def backward(grads: _Grads) -> _Grads:
+            session.run_in_place("element_mul_kernel", logits, (only(grads),))
+            return (logits,)
+
+        session.record((losses,), (logits,), backward, (logits,), in_python=True)
+        return losses
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One transformer layer; weights are this GPU's parts."""
+
+    parts: Parts
+    name: str
+    heads: tuple[int, int, int]
+    norms: tuple[Tensor, Tensor]
+    joint: Tensor
+    output: Tensor
+    up: Tensor
+    down: Tensor
+
+    @classmethod
+    def create(cls, parts: Parts, decoder: Decoder, number: int) -> _Layer:
+        width, ranks, session = decoder.width, parts.group.ranks, parts.session
+        heads = decoder.heads // ranks, decoder.key_heads // ranks, decoder.head_width
+        queries, columns = heads[0] * heads[2], (heads[0] + 2 * heads[1]) * heads[2]
+        inner, name = decoder.inner // ranks, f"layers.{number}"
+        with session.layer(name):
+            with session.layer("self_attention"):
+                output = parts.matrix("linear_proj.weight", width, queries)
+                before = parts.vector("linear_qkv.layer_norm_weight", width)
+                joint = parts.matrix("linear_qkv.weight", columns, width)
+            with session.layer("mlp"):
+                between = parts.vector("linear_fc1.layer_norm_weight", width)
+                up = parts.matrix("linear_fc1.weight", 2 * inner, width)
+                down = parts.matrix("linear_fc2.weight", width, inner)
+        return cls(parts, name, heads, (before, between), joint, output, up, down)
+
+    def __call__(self, x: Tensor, samples: int) -> Tensor:
+        parts, session = self.parts, self.parts.session
+        with session.layer(self.name):
+            with session.layer("self_attention"):
+                joint = norm_product(parts, x, self.norms[0], self.joint)
+                attended = self_attention(parts, joint, self.heads, samples)
+                attended = row_product(parts, attended, self.output)
+            x = add(session, x, attended)
+            with session.layer("mlp"):
+                inner = gated(parts, norm_product(parts, x, self.norms[1], self.up))
+                inner = row_product(parts, inner, self.down)
+            return add(session, x, inner)
+
+
+def all_reduced_norms(stage: Stage) -> list[Tensor]:
+    """The gradients of normalizations, which each GPU of a group has of its part of the tokens only."""
+    gradients = stage.parts.gradients
+    weights = [each for layer in stage.layers for each in layer.norms]
+    weights += [stage.scale] if stage.last else []
+    return [gradients[weight.block] for weight in weights]
+
+
+def reduce_norms(stage: Stage, group: Group) -> None:
+    """Adds them up (``_allreduce_non_tensor_model_parallel_grads``)."""
+    stage.parts.exchanges.in_place(Collective.ALL_REDUCE, all_reduced_norms(stage), group)
