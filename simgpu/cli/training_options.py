@@ -153,4 +153,17 @@ _OPTIONS = (
     lora_targets_option,
     lora_dtype_option,
     four_bit_option,
+    click.option(
+        "--megatron",
+        metavar="LAYOUT",
+        help="Model one GPU of a job of Megatron-LM with TransformerEngine's modules: of tp GPUs that share each "
+        "layer, pp stages of layers, and dp GPUs that share the batch, as tp4,pp2,dp2. --batch is that of one GPU, and "
+        "the node states its links (peers). Default: transformers' modules on one GPU.",
+    ),
+    click.option(
+        "--stage",
+        metavar="N",
+        type=click.IntRange(min=0),
+        help="Stage of --megatron's pipeline. Default: 0, the first.",
+    ),
 )

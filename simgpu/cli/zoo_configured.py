@@ -18,6 +18,8 @@ from simgpu.units import format_bytes, format_time, short_count
 from simgpu.workloads.configured.config import read_model
 from simgpu.workloads.configured.entry import SampleSizes, model_iteration, options_of, unsuitable
 from simgpu.workloads.configured.modelled import ModelledIteration
+from simgpu.workloads.megatron.entry import megatron_of
+from simgpu.workloads.megatron.layout import folder_part
 
 
 def is_configuration(network: str) -> bool:
@@ -46,15 +48,23 @@ def build_configured(
     sizes = SampleSizes(**{name: training.pop(name) for name in SampleSizes.__dataclass_fields__})
     if training["lora_targets"] and training["lora"] is None:
         raise InputError.single("", "--lora-targets", "names layers for LoRA, which is off", "add --lora RANK")
+    layout, stage = training.pop("megatron"), training.pop("stage")
+    if stage is not None and layout is None:
+        raise InputError.single("", "--stage", "is that of a pipeline of --megatron", "leave it out")
     with progress(quiet) as say:
         model = read_model(path)
         with arguments_as_options(SampleSizes.__dataclass_fields__):
             if problems := unsuitable(model, sizes):
                 raise InputError(problems)
         say(f"building {model.name}")
-        device, options = load_node(gpu).gpu, options_of(model, training)
-        result = model_iteration(model, sizes, batch=batch, gpu=device, options=options)
-        folder = output or Path(f"{model.name}-b{batch}{sizes.described()}-{Path(gpu).stem}")
+        node, options = load_node(gpu), options_of(model, training)
+        if layout is None:
+            result, part = model_iteration(model, sizes, batch=batch, gpu=node.gpu, options=options), ""
+        else:
+            with arguments_as_options((*training, "megatron", "stage")):
+                result = megatron_of(model, sizes, layout, stage, batch=batch, node=node, options=options)
+            part = folder_part(layout, stage)
+        folder = output or Path(f"{model.name}-b{batch}{sizes.described()}{part}-{Path(gpu).stem}")
         refuse_another(folder, force, result.trace)
         say(f"writing {folder}")
         write_trace(result.trace, folder)

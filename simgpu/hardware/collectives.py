@@ -130,8 +130,16 @@ def _check(group: Group, node: NodeSpec) -> None:
         if needed and links is None:
             between = "the GPUs of a node" if key == "peers" else "nodes"
             what = f"is not set for node {node.name}, so the time of exchanges between {between} is unknown"
-            remedy = f"choose a node that states it, such as h100-x8, or set node.{key}.bandwidth, .kind and .wire"
+            remedy = f"choose {_stating(node, group, key)}, or set node.{key}.bandwidth, .kind and .wire"
             raise InputError.single("", f"node.{key}", what, remedy)
+
+
+def _stating(node: NodeSpec, group: Group, key: str) -> str:
+    """The shipped nodes of the same GPU that state such links, or else one of another GPU."""
+    from simgpu.hardware.nodes import load_node, nodes_with  # only a mistake needs it
+
+    names = nodes_with(node.gpu.name, group.local)
+    return " or ".join(name for name in names if getattr(load_node(name), key)) or "a node that states it, as h100-x8"
 
 
 def _ways(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:

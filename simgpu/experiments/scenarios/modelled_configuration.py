@@ -9,13 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from simgpu.errors import InputError
 from simgpu.former_names import TRACE_KEYS
-from simgpu.hardware.spec import GpuSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.io.schema import FileModel
 from simgpu.trace.model import Trace
 from simgpu.workloads.configured.config import Model, model_of, read_model
 from simgpu.workloads.configured.entry import SampleSizes, model_iteration, options_of
 from simgpu.workloads.configured.options import TrainingOptions
+from simgpu.workloads.megatron.entry import megatron_of
+from simgpu.workloads.megatron.layout import folder_part
 
 #: The key that distinguishes such a trace from a network of the zoo.
 MODEL = "model"
@@ -101,19 +104,40 @@ class ModelledConfiguration(FileModel):
         default="adamw", description="optimizer of the weights"
     )
 
+    megatron: str | None = Field(
+        default=None,
+        min_length=1,
+        description="one GPU of a job of Megatron-LM, as tp4,pp2,dp2: GPUs that share layers, stages, the batch",
+    )
+    stage: int | None = Field(
+        default=None, ge=0, description="with megatron: stage of the pipeline; by default the first"
+    )
+
     def described_model(self, base: Path | None) -> Model:
         """What the configuration describes. base: folder of relative paths. Raises the errors of `read_model`."""
         if isinstance(self.model, Mapping):
             return model_of(self.model)
         return read_model((base or Path()) / self.model)
 
-    def trace(self, base: Path | None, gpu: GpuSpec, gpu_name: str) -> Trace:
+    def needs(self, node: NodeSpec) -> NodeSpec | GpuSpec:
+        """What of the node decides the trace: its GPU, or also its links."""
+        return node.gpu if self.megatron is None else node
+
+    def trace(self, base: Path | None, node: NodeSpec, node_name: str) -> Trace:
         """The trace, named like the folder that ``simgpu zoo build`` would write. An `InputError` names keys."""
         model = self.described_model(base)
         sizes = SampleSizes(**self.model_dump(include=set(SampleSizes.__dataclass_fields__)))
         options = options_of(model, self.model_dump(include=set(TrainingOptions.__dataclass_fields__)))
-        built = model_iteration(model, sizes, batch=self.batch, gpu=gpu, options=options).trace
-        name = self.name or model.name
+        if self.megatron is not None:
+            layout, batch = self.megatron, self.batch
+            built = megatron_of(model, sizes, layout, self.stage, batch=batch, node=node, options=options)
+        elif self.stage is not None:
+            raise InputError.single("", "stage", "is that of a pipeline of megatron", "leave it out")
+        else:
+            built = model_iteration(model, sizes, batch=self.batch, gpu=node.gpu, options=options)
+        name, part = self.name or model.name, "" if self.megatron is None else folder_part(self.megatron, self.stage)
         return replace(
-            built, info=replace(built.info, model=name), name=f"{name}-b{self.batch}{sizes.described()}-{gpu_name}"
+            built.trace,
+            info=replace(built.trace.info, model=name),
+            name=f"{name}-b{self.batch}{sizes.described()}{part}-{node_name}",
         )

@@ -147,12 +147,12 @@ class Reading:
         entry = self.attempt(
             lambda: validate(ModelledConfiguration, written, lambda inner: self.where(f"{place}.{inner}"))
         )
-        gpu = self.gpu_for(entry.gpu, place, node, node_name) if entry is not None else None
-        if entry is None or gpu is None:
+        found = self.node_for(entry.gpu, place, node, node_name) if entry is not None else None
+        if entry is None or found is None:
             return None
         base = self._base(f"{place}.{MODEL}")
-        key = (entry.model_dump_json(), base, gpu)
-        return self.build(lambda: self.library.get(key, partial(entry.trace, base, *gpu)), place)
+        key = (entry.model_dump_json(), base, entry.needs(found[0]), found[1])
+        return self.build(lambda: self.library.get(key, partial(entry.trace, base, *found)), place)
 
     def _read_trace(self, name: str, place: str) -> Trace:
         folder = find("traces", name, self._base(place))
@@ -191,15 +191,22 @@ class Reading:
         own = node.gpu if node and node.gpu.is_called(trace.info.device) and node.gpu.architecture else None
         return lambda batch: at_batch(trace, batch, own)
 
-    def gpu_for(
+    def node_for(
         self, named: str | None, place: str, node: NodeSpec | None, node_name: object
-    ) -> tuple[GpuSpec, str] | None:
-        """The GPU to model for and the name of its node: the node named at a place, or else the file's node."""
+    ) -> tuple[NodeSpec, str] | None:
+        """The node to model for and its name: the node named at a place, or else the file's node."""
         name = str(node_name)
         if named is not None:
             name, at = named, f"{place}.gpu"
             node = self.attempt(lambda: self._load_node(name, {}, at), at)
-        return None if node is None else (node.gpu, Path(name).stem)
+        return None if node is None else (node, Path(name).stem)
+
+    def gpu_for(
+        self, named: str | None, place: str, node: NodeSpec | None, node_name: object
+    ) -> tuple[GpuSpec, str] | None:
+        """The GPU to model for and the name of its node, as `node_for`."""
+        found = self.node_for(named, place, node, node_name)
+        return None if found is None else (found[0].gpu, found[1])
 
     def build(self, make: Callable[[], Loaded], place: str) -> Loaded | None:
         """The result of `make`, or None if it has problems, which are collected at the subkeys of the place."""

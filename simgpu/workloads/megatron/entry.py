@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.collectives import Collective, Group, collective_ns
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.model import BlockKind, Phase
+from simgpu.workloads.configured.config import Model
 from simgpu.workloads.configured.decoder import Decoder
+from simgpu.workloads.configured.entry import SampleSizes, unsuitable
 from simgpu.workloads.configured.modelled import ModelledIteration, TraceOf, finished
 from simgpu.workloads.configured.options import TrainingOptions, size_problems
 from simgpu.workloads.eager.engine import run_backward
@@ -63,6 +65,40 @@ class Job:
         return collective_ns(Collective.SEND, size, Group(2, nodes=2 if apart else 1), self.node)
 
 
+def megatron_of(
+    model: Model,
+    sizes: SampleSizes,
+    layout: str,
+    stage: int | None,
+    *,
+    batch: int,
+    node: NodeSpec,
+    options: TrainingOptions,
+) -> ModelledIteration:
+    """The iteration of a model from its configuration, with options as for transformers' modules.
+
+    layout: as ``tp4,pp2,dp2``. Only the number of micro-batches may differ from the options' defaults.
+    Raises `InputError` as `megatron_iteration` does, and for other options; places are names of arguments.
+    """
+    problems = unsuitable(model, sizes)
+    if not isinstance(model, Decoder):
+        problems.append(Problem("", "megatron", f"{model.name} is no decoder", "leave it out"))
+    default = TrainingOptions()
+    for each in fields(TrainingOptions):
+        if each.name != "micro_batches" and getattr(options, each.name) != getattr(default, each.name):
+            usual = getattr(default, each.name) or "none"
+            what = f"with megatron only the default, {usual}, is modelled"
+            problems.append(Problem("", each.name, what, "leave it out"))
+    try:
+        read = Layout.parsed(layout)
+    except InputError as error:
+        problems += error.problems
+    if problems:
+        raise InputError(problems)
+    assert isinstance(model, Decoder) and sizes.length is not None
+    return megatron_iteration(Job(model, read, node, batch, sizes.length, options.micro_batches), stage or 0)
+
+
 def megatron_iteration(job: Job, stage: int = 0) -> ModelledIteration:
     """One iteration of a GPU of a stage of the pipeline.
 
@@ -73,7 +109,7 @@ def megatron_iteration(job: Job, stage: int = 0) -> ModelledIteration:
     >>> llama = decoder_of({"model_type": "llama", "num_hidden_layers": 2})
     >>> job = Job(llama, Layout(tensor=2, data=4), load_node("h100-x8"), batch=1, length=4096)
     >>> megatron_iteration(job).parameters  # of this GPU
-    333455360
+    333467648
     """
     problems = list(_problems(job, stage))
     if problems:
@@ -192,8 +228,8 @@ def _notes(job: Job, stage: int) -> str:
         of_stage = f" Stage {stage} of {layout.pipeline}, whose waits for other stages are kernels named recv."
     return (
         f"{job.decoder.family} from its configuration, {job.length} tokens a sample, as Megatron-LM 0.20 runs it with "
-        f"TransformerEngine 2.11 on {layout.gpus} GPUs ({layout.text}): bfloat16 weights, gradients added up in float32, "
-        "distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives of NCCL as "
-        f"kernels.{of_stage} Durations by simgpu's time model. Memory that CUDA operators allocate for themselves is not "
-        "included."
+        f"TransformerEngine 2.11 on {layout.gpus} GPUs ({layout.text}): bfloat16 weights, gradients added up in "
+        "float32, distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives "
+        f"of NCCL as kernels.{of_stage} Durations by simgpu's time model. Memory that CUDA operators allocate for "
+        "themselves is not included."
     )

@@ -53,7 +53,7 @@ class Parts:
         weight.node = None
         if weight.shape not in self.placeholders:
             own = f"dummy_wgrad.{rows}x{width}"
-            self.placeholders[weight.shape] = self.session.constant(own, weight.shape, "bfloat16", BlockKind.WORKSPACE)
+            self.placeholders[weight.shape] = self.session.constant(own, weight.shape, "bfloat16", BlockKind.OTHER)
         return weight
 
     def vector(self, name: str, width: int) -> Tensor:
@@ -136,13 +136,13 @@ def self_attention(parts: Parts, joint: Tensor, heads: tuple[int, int, int], sam
     """
     session, (queries, keys, width) = parts.session, heads
     tokens = joint.shape[0] // samples
-    whole = [_split(parts, joint, heads)]
-    turned = []
-    for name, count in (("query", queries), ("key", keys)):
-        with session.layer(name):
-            turned.append(_rotated(session, whole[0][len(turned)], (samples, count, tokens, width)))
-    value = _contiguous(session, whole[0][2], (samples, keys, tokens, width))
-    result = attention(session, "flash", *turned, value, 0.0, causal=True)
+    query, key, value = _split(parts, joint, heads)
+    with session.layer("query"):
+        query = _rotated(session, query, (samples, queries, tokens, width))
+    with session.layer("key"):
+        key = _rotated(session, key, (samples, keys, tokens, width))
+    value = _contiguous(session, value, (samples, keys, tokens, width))
+    result = attention(session, "flash", query, key, value, 0.0, causal=True)
     return _flat(session, result)
 
 

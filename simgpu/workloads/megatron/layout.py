@@ -76,3 +76,13 @@ class Layout:
         if decoder.layers % self.pipeline:
             what = f"{decoder.layers} layers cannot be divided by pp{self.pipeline}"
             yield Problem("", "megatron", what, "give a divisor")
+
+
+def folder_part(layout: str, stage: int | None) -> str:
+    """What names of traces say of a layout.
+
+    >>> folder_part("tp4,pp2", 1), folder_part("dp1", None)
+    ('-tp4-pp2-stage1', '-tp1')
+    """
+    of_stage = f"-stage{stage}" if stage else ""
+    return f"-{Layout.parsed(layout).text.replace(',', '-')}{of_stage}"

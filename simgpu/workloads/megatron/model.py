@@ -148,7 +148,7 @@ class Stage:
         if parts.group.ranks == 1:
             return normal
         shape = (normal.shape[0] * parts.group.ranks, normal.shape[1])
-        buffer = parts.session.constant("mpu_buffer", shape, "bfloat16", BlockKind.WORKSPACE)
+        buffer = parts.session.constant("mpu_buffer", shape, "bfloat16", BlockKind.OTHER)
         parts.exchanges.into(buffer, normal, parts.group)
         return buffer
 

@@ -39,9 +39,7 @@ class DistributedOptimizer:
         self.own = []
         for weight in session.weights:
             size = -(-weight.count // group.ranks)
-            copy, *averages = (
-                self._state(weight, name, size) for name in ("main", "exp_avg", "exp_avg_sq")
-            )
+            copy, *averages = (self._state(weight, name, size) for name in ("main", "exp_avg", "exp_avg_sq"))
             self.own.append(_Own(copy, (averages[0], averages[1])))
             parts.gradients[weight.block] = _gradient(session, weight)
         session.tape.layer = None

@@ -1,6 +1,6 @@
 """The order of a pipeline's passes, one forward and one backward alternating (1F1B), and when each begins.
 
-Source: ``forward_backward_pipelining_without_interleaving`` of Megatron-LM 0.20 (``core/pipeline_parallel/schedules.py``).
+Source: ``forward_backward_pipelining_without_interleaving`` of Megatron-LM 0.20, core/pipeline_parallel/schedules.py.
 A stage first runs forward as often as there are stages behind it, then forward and backward in turn.
 """
 
