@@ -8,14 +8,15 @@ from simgpu.cli.screen import Screen, table
 from simgpu.cli.validate_public_times import slowdown_document
 from simgpu.validation.public.rows import published_rows
 from simgpu.validation.public.several import coverage_of_several, slowdowns_of_several
-from simgpu.validation.public.tables import by_reason, covered_text, slowdown_cells
+from simgpu.validation.public.tables import by_reason, covered_text, option_of, slowdown_cells
 from simgpu.validation.public.times import Slowdown, median_of
 
 
 def print_several(screen: Screen, slower: Sequence[Slowdown]) -> None:
     """Prints the slowdowns of several GPUs, their median error and the number of rows by reason."""
-    cells = [(each.row.id, each.row.options, str(each.row.gpus), *slowdown_cells(each)) for each in slower]
-    screen.print(table(("row", "options", "GPUs", "baseline", "slowdown", "predicted", "error"), cells))
+    cells = [(each.row.id, option_of(each), str(each.row.gpus), *slowdown_cells(each)) for each in slower]
+    titles = ("row", "options", "GPUs", "baseline", "slowdown", "predicted", "error")
+    screen.print(table(titles, cells, left=(0, 1)))
     screen.print()
     part = coverage_of_several(published_rows())
     middle = median_of(each.error for each in slower)

@@ -21,6 +21,7 @@ OF_A_PROJECT = {
     "assignment2-systems": ("t-558", "allocated"),
     "ao": ("t-091", "allocated"),
     "prime-rl": ("t-208", "reserved"),
+    "SimuMax": ("t-506", "allocated"),
 }
 
 

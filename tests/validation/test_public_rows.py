@@ -14,7 +14,17 @@ from click.testing import CliRunner
 from simgpu.cli.validate_public import public
 from simgpu.validation.public.coverage import coverage
 from simgpu.validation.public.rows import published_rows
-from simgpu.validation.public.selection import MIXED, MODELLED, UNSTATED, Reason, Subject, baselines, pairs, reasons
+from simgpu.validation.public.selection import (
+    DIVIDED,
+    MIXED,
+    MODELLED,
+    UNSTATED,
+    Reason,
+    Subject,
+    baselines,
+    pairs,
+    reasons,
+)
 
 SOURCE = Path(__file__).parents[3] / "shared" / "data" / "measured" / "tables.yaml"
 ROWS = published_rows()
@@ -38,7 +48,7 @@ def test_ids_are_unique_and_groups_have_rows_of_one_model() -> None:
 
 
 def test_a_row_has_either_reasons_of_its_own_or_of_simgpu() -> None:
-    ours = {Reason.OPTION, Reason.MODEL, Reason.TIMES}
+    ours = {Reason.OPTION, Reason.MODEL, Reason.TIMES, Reason.LAYOUT}
     for row in ROWS:
         for subject in Subject:
             found = set(reasons(row, subject))
@@ -85,8 +95,11 @@ def test_pairs_are_ordered_by_the_measured_value_within_a_group() -> None:
 
 
 def test_comparable_rows_are_those_of_the_first_rule() -> None:
-    """What simgpu models grows; which rows are comparable stays."""
-    assert [coverage(ROWS, subject).comparable for subject in Subject] == [79, 31]
+    """What simgpu models grows; which rows are comparable stays. Of several GPUs: those with sizes, of one project."""
+    of_one = [row for row in ROWS if row.gpus == 1]
+    assert [coverage(of_one, subject).comparable for subject in Subject] == [79, 31]
+    divided = [row for row in ROWS if row.project in DIVIDED and row.config is not None]
+    assert [coverage(ROWS, subject).comparable for subject in Subject] == [79 + len(divided), 31]
 
 
 def test_every_option_is_a_word_that_is_known() -> None:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from simgpu.cli.validate_public import public
 from simgpu.validation.public.rows import PublishedRow, published_rows
+from simgpu.validation.public.selection import DIVIDED
 from simgpu.validation.public.several import OURS, SeveralReason, slowdowns_of_several
 from simgpu.validation.public.several_times import (
     compared_slowdowns,
@@ -42,11 +43,18 @@ def test_a_slowdown_has_either_reasons_of_its_source_or_of_simgpu() -> None:
         assert set(against) <= OURS or not OURS & set(against)
 
 
-def test_comparable_slowdowns_are_those_of_the_first_rule() -> None:
-    """What simgpu models grows; which slowdowns are comparable stays."""
+def test_comparable_slowdowns_are_those_of_the_first_rule_and_of_projects_whose_layouts_are_followed() -> None:
+    """What simgpu models grows; which slowdowns of a project are comparable stays."""
     found = slowdowns_of_several(ROWS.values())
     comparable = {name for name, (_, against) in found.items() if set(against) <= OURS}
-    assert comparable == {"t-002", "t-003", "t-009", "t-010", "t-191", "t-372", "t-374"}
+    divided = {name for name in comparable if ROWS[name].project in DIVIDED}
+    assert comparable - divided == {"t-002", "t-003", "t-009", "t-010", "t-191", "t-372", "t-374"}
+    with_sizes = {row.id for row in ROWS.values() if row.project in DIVIDED and row.config is not None}
+    assert divided == with_sizes & found.keys() - {name for name, (_, why) in found.items() if _alone(why)}
+
+
+def _alone(against: list[SeveralReason]) -> bool:
+    return against == [SeveralReason.ALONE]
 
 
 def test_a_source_that_says_less_is_not_compared() -> None:
@@ -88,10 +96,14 @@ def test_the_rule_for_several_gpus_looks_at_no_measured_value() -> None:
 def test_slowdowns_of_several_gpus_are_ratios_of_one_gpu_to_the_baseline() -> None:
     """With published times as predictions, every error is zero; with a baseline twice as long, its row's is -50%."""
     exact = {row.id: PredictedTime(row.sample_ns, row.sample_ns, 1) for row in rows_of_several() if row.sample_ns}
-    assert [each.error for each in compared_slowdowns(exact)] == [0, 0]
+    assert {each.error for each in compared_slowdowns(exact)} == {0}
     doubled = exact | {"t-001": PredictedTime(2 * exact["t-001"].step_ns, 1, 1)}
     errors = {each.row.id: each.error for each in compared_slowdowns(doubled)}
-    assert errors["t-009"] == 0 and abs(errors["t-002"] + 0.5) < 1e-9
+    assert abs(errors.pop("t-002") + 0.5) < 1e-9 and set(errors.values()) == {0}
+
+
+def test_micro_batches_of_a_step_count_as_samples() -> None:
+    assert ROWS["t-490"].sample_ns == round(765.6e6 / 8)
 
 
 def test_every_covered_slowdown_is_predicted_within_ten_percent_and_no_other() -> None:
@@ -116,9 +128,15 @@ def test_the_command_prints_slowdowns_of_several_gpus_and_counts_the_others() ->
     of = document["coverage_of_several"]
     assert sum(of["reasons"].values()) + of["covered"] == of["rows"] == len(document["reasons_of_several"])
     assert of["rows"] + of["baselines"] == sum(row.gpus != 1 for row in ROWS.values())
-    assert [each["id"] for each in document["slowdowns_of_several"]] == ["t-002", "t-009"]
+    assert [each["id"] for each in document["slowdowns_of_several"]][:3] == ["t-002", "t-009", "t-488"]
+    assert len(document["slowdowns_of_several"]) == of["covered"]
     text = CliRunner().invoke(public, []).output
-    assert "slowdown of several GPUs: 2 of 7 comparable rows are covered" in text
+    assert f"slowdown of several GPUs: {of['covered']} of {of['comparable']} comparable rows are covered" in text
+
+
+@pytest.mark.parametrize("name", ["t-482", "t-511"])
+def test_a_job_of_megatron_comes_out_again(name: str) -> None:
+    assert predict_one_gpu(ROWS[name]) == stored_times_of_several()[name]
 
 
 @pytest.mark.slow

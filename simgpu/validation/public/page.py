@@ -108,8 +108,8 @@ def scoreboard_page(board: Scoreboard) -> str:
             ),
             _Table(
                 "Slowdown of several GPUs, from the step of one",
-                (*_ABOUT, "GPUs", "baseline", "published", "predicted", "error"),
-                [_line(each.row, (str(each.row.gpus), *tables.slowdown_cells(each))) for each in board.several],
+                (*_ABOUT, "differs in", "GPUs", "baseline", "published", "predicted", "error"),
+                [_line(each.row, _of_several(each)) for each in board.several],
             ),
         ],
         causes=tables.causes(peaks, times),
@@ -137,6 +137,10 @@ def _facts(board: Scoreboard) -> Iterator[tuple[str, str]]:
     for subject in Subject:
         yield f"coverage, {subject.value}", tables.covered_text(coverage(board.rows, subject))
     yield "coverage, slowdown of several GPUs", tables.covered_text(coverage_of_several(board.rows))
+
+
+def _of_several(each: Slowdown) -> tuple[str, ...]:
+    return tables.option_of(each), str(each.row.gpus), *tables.slowdown_cells(each)
 
 
 def _line(row: PublishedRow, cells: Iterable[str]) -> list[_Cell]:

@@ -21,9 +21,10 @@ class PublishedRow:
     source does not say it. parallelism, batch, length: as published. group: rows that differ in options only.
 
     config: the name of published sizes; node: a node of that GPU; sequences, tokens: samples of one forward pass and
-    the length of each, 0 for images; uses: the options in words of `simgpu.validation.public.selection`. All of these
-    are None or empty where the source does not say it, and for most rows of several GPUs
-    (`simgpu.validation.public.several` says for which they are read). peaks: bytes by kind; oom: memory ran out.
+    the length of each, 0 for images; micro_batches: forward passes of `step_ns`; uses: the options in words of
+    `simgpu.validation.public.selection`. All of these are None or empty where the source does not say it, and for most
+    rows of several GPUs (`simgpu.validation.public.several` says for which they are read). peaks: bytes by kind; oom:
+    memory ran out.
     step_ns: of a training step; tokens_per_second, samples_per_second: as published, of one GPU. context: bytes of the
     CUDA context, where the source states them.
     """
@@ -46,6 +47,7 @@ class PublishedRow:
     node: str | None = None
     sequences: int | None = None
     tokens: int | None = None
+    micro_batches: int = 1
     uses: tuple[str, ...] = ()
     peaks: Mapping[str, int] = field(default_factory=dict)
     oom: bool = False
@@ -72,7 +74,7 @@ class PublishedRow:
     def sample_ns(self) -> int | None:
         """The measured time of a sample, a sequence or an image, in nanoseconds; None if it is not published.
 
-        By the published rate, or else the time of a step of one forward and backward pass.
+        By the published rate, or else the time of a step and its samples.
 
         >>> [row.sample_ns for row in published_rows() if row.id == "t-148"]
         [112866817]
@@ -81,7 +83,8 @@ class PublishedRow:
             return round(1e9 / self.samples_per_second)
         if self.tokens_per_second is not None and self.tokens:
             return round(self.tokens * 1e9 / self.tokens_per_second)
-        return None if self.step_ns is None or not self.sequences else round(self.step_ns / self.sequences)
+        samples = (self.sequences or 0) * self.micro_batches
+        return None if self.step_ns is None or not samples else round(self.step_ns / samples)
 
 
 def published_rows() -> list[PublishedRow]:
@@ -103,6 +106,7 @@ def _row(row: Mapping[str, Any]) -> PublishedRow:
     given |= {name: row.get(name) for name in ("group", "config", "node", "sequences", "tokens")}
     return PublishedRow(
         **given,
+        micro_batches=row.get("micro_batches", 1),
         uses=tuple(row.get("uses", ())),
         peaks={kind: parse_bytes(size) for kind, size in peaks.items()},
         oom=oom,

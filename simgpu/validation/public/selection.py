@@ -3,10 +3,14 @@
 A row is *comparable* if its source says what a prediction needs. Of those, a row is *covered* if simgpu models its
 options and follows its model; for a time, also all that takes time in the project's loop. Every covered row is
 predicted and counts; every other one is listed with its reasons. Rows that are compared: `baselines`, `pairs`.
+
+Of several GPUs, memory is compared where simgpu follows how the project divides a model among them (`DIVIDED`), and the
+row's sizes are read. Times of several GPUs are compared by their slowdowns alone (`simgpu.validation.public.several`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
@@ -37,6 +41,7 @@ class Reason(StrEnum):
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
     TIMES = "times are not predicted yet"
+    LAYOUT = "experts or sequences are divided"
 
 
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
@@ -47,6 +52,7 @@ MODELLED = frozenset(
     (
         *("4-bit weights", "accumulation", "adafactor", "adapter", "autocast", "checkpoint", "compile", "lora"),
         *("offloaded activations", "offloaded checkpoints", "optimizer on host", "policy-gradient loss"),
+        *("distributed optimizer", "fused loss"),
     )
 )
 #: The configurations that simgpu follows, by the project whose code it follows.
@@ -55,6 +61,7 @@ FOLLOWED = {
     "assignment2-systems": frozenset({"cs336-medium"}),
     "axolotl": frozenset({"qwen3-8b"}),
     "prime-rl": frozenset({"qwen3-0.6b", "qwen3-4b"}),
+    "SimuMax": frozenset({"llama-3-70b-12-layers", "llama-3-405b-4-layers"}),
     "transformers": frozenset({"bert-large-uncased"}),
     "litgpt": frozenset(
         (
@@ -65,6 +72,10 @@ FOLLOWED = {
     ),
 }
 
+#: Ways to divide a model among GPUs that simgpu follows, by project: tensors (tp), layers (pp) and the batch (dp).
+DIVIDED = {"SimuMax": frozenset({"tp", "pp", "dp"})}
+#: Tensor, pipeline, expert, context and data parallelism with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
+_SPLIT = re.compile(r"(?<![a-z])(tp|pp|ep|cp|dp)(?![a-z])\s?(\d*)", re.IGNORECASE)
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.
 TIMED = frozenset({"ao", "prime-rl", "transformers"})
 #: Two measured values that differ by no more than this share of the smaller are not ordered.
@@ -78,9 +89,19 @@ def reasons(row: PublishedRow, subject: Subject) -> tuple[Reason, ...]:
     >>> [reason.value for reason in reasons(published_rows()[0], Subject.MEMORY)]
     ['several GPUs']
     """
-    if row.gpus != 1:
+    if row.gpus != 1 and (subject is Subject.TIME or row.project not in DIVIDED or row.config is None):
         return (Reason.SEVERAL_GPUS,)
     return tuple(_lacks_of_row(row, subject)) or tuple(_lacks_of_simgpu(row, subject))
+
+
+def splits(row: PublishedRow) -> frozenset[str]:
+    """How a row of several GPUs divides the model, as tp, pp, ep, cp and dp.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> [sorted(splits(row)) for row in published_rows() if row.id in ("t-011", "t-484", "t-001")]
+    [[], ['tp'], ['dp', 'ep']]
+    """
+    return frozenset(name.lower() for name, size in _SPLIT.findall(row.parallelism) if size != "1")
 
 
 def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
@@ -110,6 +131,8 @@ def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.OPTION
     if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
+    if not splits(row) <= DIVIDED.get(row.project, frozenset()):
+        yield Reason.LAYOUT
     if subject is Subject.TIME and row.project not in TIMED:
         yield Reason.TIMES
 

@@ -1,21 +1,21 @@
 """The rule that selects slowdowns among rows of several GPUs: by what their sources say, never by error.
 
 The step of one GPU predicts a slowdown of several if all GPUs do the same on their own samples, and if the option does
-not change what they exchange: plain data parallelism, with sharded weights (FSDP, ZeRO) or without. As in
-`simgpu.validation.public.selection`, a row is *comparable* if its source says enough, and *covered* if simgpu also
-models it.
+not change what they exchange: plain data parallelism, with sharded weights (FSDP, ZeRO) or without. Where simgpu
+follows how a project divides a model (`simgpu.validation.public.selection.DIVIDED`), one GPU of the job with its
+exchanges predicts it. As there, a row is *comparable* if its source says enough, and *covered* if simgpu also models
+it.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from simgpu.validation.public.rows import PublishedRow
-from simgpu.validation.public.selection import MODELLED, UNSTATED
+from simgpu.validation.public.selection import DIVIDED, FOLLOWED, MODELLED, UNSTATED, splits
 
 
 class SeveralReason(StrEnum):
@@ -34,6 +34,7 @@ class SeveralReason(StrEnum):
     # What simgpu lacks.
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
+    LAYOUT = "experts or sequences are divided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,11 @@ class CoverageOfSeveral:
 
 
 #: What simgpu lacks, not the row.
-OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL})
+OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL, SeveralReason.LAYOUT})
 #: Words of `PublishedRow.uses` for options that change what GPUs exchange; with LoRA, the gradients of adapters alone.
 EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 #: The configurations that simgpu follows, by project.
-FOLLOWED_OF_SEVERAL = {"torchtitan": frozenset({"llama-3.1-8b"})}
-#: Tensor, pipeline, expert and context parallelism, with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
-_SPLIT = re.compile(r"(?<![a-z])(?:tp|pp|ep|cp)(?![a-z])\s?(\d*)", re.IGNORECASE)
+FOLLOWED_OF_SEVERAL = {"torchtitan": frozenset({"llama-3.1-8b"})} | {name: FOLLOWED[name] for name in DIVIDED}
 #: Beginnings of `PublishedRow.time` that are no time of a step: that of a whole run, or none because memory ran out.
 _NO_STEP = ("total", "OOM")
 
@@ -99,7 +98,7 @@ def coverage_of_several(rows: Iterable[PublishedRow]) -> CoverageOfSeveral:
 
     >>> from simgpu.validation.public.rows import published_rows
     >>> coverage_of_several(published_rows()).reasons[SeveralReason.NOT_DATA]
-    39
+    23
     """
     found = slowdowns_of_several(rows)
     against = Counter(each[0] for _, each in found.values() if each)
@@ -121,7 +120,7 @@ def _lacks(row: PublishedRow, baseline: PublishedRow) -> list[SeveralReason]:
 def _of_parallelism(both: tuple[PublishedRow, PublishedRow]) -> Iterator[SeveralReason]:
     if not all(each.parallelism for each in both):
         yield SeveralReason.NOT_STATED
-    if any(size != "1" for each in both for size in _SPLIT.findall(each.parallelism)):
+    if any(splits(each) - {"dp"} and each.project not in DIVIDED for each in both):
         yield SeveralReason.NOT_DATA
     if len({(each.gpus, each.parallelism) for each in both}) > 1:
         yield SeveralReason.DIFFERS
@@ -145,3 +144,5 @@ def _lacks_of_simgpu(row: PublishedRow) -> Iterator[SeveralReason]:
         yield SeveralReason.OPTION
     if row.config not in FOLLOWED_OF_SEVERAL.get(row.project, ()):
         yield SeveralReason.MODEL
+    if row.project in DIVIDED and not splits(row) <= DIVIDED[row.project]:
+        yield SeveralReason.LAYOUT

@@ -51,6 +51,11 @@ def slowdown_cells(each: Slowdown) -> tuple[str, str, str, str]:
     return each.baseline.id, f"{each.published:.2f}x", f"{each.predicted:.2f}x", _percent(each.error)
 
 
+def option_of(each: Slowdown) -> str:
+    """What differs from the baseline: the options, or the number of micro-batches."""
+    return each.row.batch if each.row.options == each.baseline.options else each.row.options
+
+
 def _percent(error: float) -> str:
     return f"{100 * error:+.1f}%"
 
