@@ -41,7 +41,7 @@ class Reason(StrEnum):
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
     TIMES = "times are not predicted yet"
-    LAYOUT = "experts or sequences are divided"
+    LAYOUT = "experts are divided"
 
 
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
@@ -72,8 +72,9 @@ FOLLOWED = {
     ),
 }
 
-#: Ways to divide a model among GPUs that simgpu follows, by project: tensors (tp), layers (pp) and the batch (dp).
-DIVIDED = {"SimuMax": frozenset({"tp", "pp", "dp"})}
+#: Ways to divide a model among GPUs that simgpu follows, by project: tensors (tp), tokens (cp), layers (pp) and the
+#: batch (dp).
+DIVIDED = {"SimuMax": frozenset({"tp", "cp", "pp", "dp"})}
 #: Tensor, pipeline, expert, context and data parallelism with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
 _SPLIT = re.compile(r"(?<![a-z])(tp|pp|ep|cp|dp)(?![a-z])\s?(\d*)", re.IGNORECASE)
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.

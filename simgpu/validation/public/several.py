@@ -34,7 +34,7 @@ class SeveralReason(StrEnum):
     # What simgpu lacks.
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
-    LAYOUT = "experts or sequences are divided"
+    LAYOUT = "experts are divided"
 
 
 @dataclass(frozen=True, slots=True)

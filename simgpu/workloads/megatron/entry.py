@@ -44,15 +44,28 @@ class Job:
         return self.batch // self.micro_batches
 
     @property
+    def tokens(self) -> int:
+        """Tokens of a sample on one GPU."""
+        return self.length // self.layout.context
+
+    @property
     def group(self) -> Group:
         """The GPUs that share each layer: neighbours on a node."""
         return Group(self.layout.tensor)
 
     @property
+    def of_tokens(self) -> Group:
+        """The GPUs that share the tokens of a sample."""
+        return self._apart(self.layout.context)
+
+    @property
     def replicas(self) -> Group:
-        """The GPUs that share the batch, on as few nodes as possible next to those that share layers."""
-        ranks, gpus = self.layout.data, max(self.node.gpus, self.layout.tensor)
-        nodes = -(-ranks * self.layout.tensor // gpus)
+        """The GPUs with the same weights: those that share the batch or the tokens."""
+        return self._apart(self.layout.data * self.layout.context)
+
+    def _apart(self, ranks: int) -> Group:
+        """GPUs of different groups that share layers, on as few nodes as possible."""
+        nodes = -(-ranks * self.layout.tensor // max(self.node.gpus, self.layout.tensor))
         return Group(ranks, next(count for count in range(nodes, ranks + 1) if ranks % count == 0))
 
     @property
@@ -60,7 +73,7 @@ class Job:
         """The time of a message between two stages."""
         if self.layout.pipeline == 1:
             return 0
-        size = 2 * self.samples * self.length * self.decoder.width // self.layout.tensor
+        size = 2 * self.samples * self.tokens * self.decoder.width // self.layout.tensor
         apart = self.layout.gpus > self.node.gpus
         return collective_ns(Collective.SEND, size, Group(2, nodes=2 if apart else 1), self.node)
 
@@ -181,12 +194,12 @@ class _StageRun:
 
     def _begin(self) -> None:
         job, session = self.job, Session()
-        self.parts = Parts(session, Exchanges(session, job.node, self.prices), job.group)
+        self.parts = Parts(session, Exchanges(session, job.node, self.prices), job.group, job.of_tokens)
         each = job.decoder.layers // job.layout.pipeline
         layers = range(self.stage * each, (self.stage + 1) * each)
         self.model = Stage(self.parts, job.decoder, layers, first=self.first, last=self.last)
         session.tape.layer = None
-        shape = job.samples, job.length
+        shape = job.samples, job.tokens
         self.tokens = session.constant("tokens", shape, "int64", BlockKind.INPUT)
         self.labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
         self.results: dict[int, Tensor] = {}
@@ -201,7 +214,7 @@ class _StageRun:
             session.keep((result,) if self.last else ())
             return
         session.tape.phase, session.tape.layer = Phase.FORWARD, None
-        rows = self.job.samples * self.job.length // self.job.layout.tensor, self.job.decoder.width
+        rows = self.job.samples * self.job.tokens // self.job.layout.tensor, self.job.decoder.width
         x = self.model.embedded(self.tokens) if self.first else self._input(rows, wait_ns)
         x = self.model.through_layers(x, self.job.samples)
         if self.last:

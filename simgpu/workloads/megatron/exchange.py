@@ -37,6 +37,11 @@ class Exchanges:
         work = self._work(Collective.REDUCE_SCATTER, x.bytes, x, group, beside)
         return self.session.run(Collective.REDUCE_SCATTER, (x,), ((shape, x.dtype),), operations=(work,))[0]
 
+    def exchanged(self, x: Tensor, group: Group) -> Tensor:
+        """A part of the values of each GPU, in exchange for those of this one (all-to-all)."""
+        work = self._work(Collective.ALL_TO_ALL, x.bytes, x, group, None)
+        return self.session.run(Collective.ALL_TO_ALL, (x,), ((x.shape, x.dtype),), operations=(work,))[0]
+
     def into(self, buffer: Tensor, x: Tensor, group: Group) -> None:
         """The parts of all GPUs, in a buffer that exists."""
         work = self._work(Collective.ALL_GATHER, buffer.bytes, x, group, None)

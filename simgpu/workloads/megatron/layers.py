@@ -37,13 +37,14 @@ _Grads = Sequence[Tensor | None]
 class Parts:
     """What the layers of one GPU share.
 
-    group: the GPUs that share each layer. gradients: in float32, of each weight by its block. placeholders: what
-    autograd gets instead of the gradient of a weight, by shape.
+    group, tokens: the GPUs that share each layer, and those that share the tokens of a sample. gradients: in float32,
+    of each weight by its block. placeholders: what autograd gets instead of the gradient of a weight, by shape.
     """
 
     session: Session
     exchanges: Exchanges
     group: Group
+    tokens: Group
     gradients: dict[TapeBlock, Tensor] = field(default_factory=dict)
     placeholders: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
@@ -142,8 +143,48 @@ def self_attention(parts: Parts, joint: Tensor, heads: tuple[int, int, int], sam
     with session.layer("key"):
         key = _rotated(session, key, (samples, keys, tokens, width))
     value = _contiguous(session, value, (samples, keys, tokens, width))
+    query, key, value = (_of_all_tokens(parts, each) for each in (query, key, value))
     result = attention(session, "flash", query, key, value, 0.0, causal=True)
-    return _flat(session, result)
+    return _flat(session, _of_all_heads(parts, result))
+
+
+def _of_all_tokens(parts: Parts, x: Tensor) -> Tensor:
+    """All tokens of a part of the heads, in exchange for the other heads of this GPU's tokens.
+
+    ``flash_attn_a2a_communicate`` of TransformerEngine (``context_parallel.py``): a copy of the heads of each GPU after
+    each other, the exchange, and a copy in the order of the tokens, of which each GPU has one from either end.
+    """
+    return _exchanged(parts, x, to_tokens=True)
+
+
+def _of_all_heads(parts: Parts, x: Tensor) -> Tensor:
+    """The reverse of `_of_all_tokens`."""
+    return _exchanged(parts, x, to_tokens=False)
+
+
+def _exchanged(parts: Parts, x: Tensor, *, to_tokens: bool) -> Tensor:
+    session, ranks = parts.session, parts.tokens.ranks
+    if ranks == 1:
+        return x
+    result = _exchange(parts, x, to_tokens=to_tokens)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (_exchange(parts, only(grads), to_tokens=not to_tokens),)
+
+    session.record((result,), (x,), backward, in_python=True)
+    return result
+
+
+def _exchange(parts: Parts, x: Tensor, *, to_tokens: bool) -> Tensor:
+    session, ranks = parts.session, parts.tokens.ranks
+    samples, heads, tokens, width = x.shape
+    shape = (samples, heads // ranks, tokens * ranks, width)
+    if not to_tokens:
+        shape = (samples, heads * ranks, tokens // ranks, width)
+    ops = ("clone", "index_select") if to_tokens else ("index_select", "clone")
+    (apart,) = session.run(ops[0], (x,), ((x.shape, x.dtype),))
+    sent = parts.exchanges.exchanged(apart, parts.tokens)
+    return session.run(ops[1], (sent,), ((shape, x.dtype),))[0]
 
 
 def _split(parts: Parts, joint: Tensor, heads: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:

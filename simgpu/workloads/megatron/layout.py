@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from simgpu.errors import InputError, Problem
 from simgpu.workloads.configured.decoder import Decoder, NormKind, Norms
 
-_SHORT = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
-_PART = re.compile(r"(tp|pp|dp)=?(\d{1,6})")
+_SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
+_PART = re.compile(r"(tp|cp|pp|dp)=?(\d{1,6})")
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
 #: and a gated feed-forward part with SiLU, without biases.
 FAMILIES = ("llama", "mistral", "qwen3")
@@ -18,10 +18,11 @@ FAMILIES = ("llama", "mistral", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many GPUs share each layer (tensor), the layers (pipeline) and the batch (data).
+    """How many GPUs share each layer (tensor), the tokens (context), the layers (pipeline) and the batch (data).
 
-    Tensor parallelism comes with sequence parallelism, data parallelism with the distributed optimizer: each GPU
-    updates its part of the weights.
+    Tensor parallelism comes with sequence parallelism, data and context parallelism with the distributed optimizer:
+    each GPU updates its part of the weights. Context parallelism exchanges tokens for heads around attention
+    (``--cp-comm-type a2a``).
 
     >>> Layout.parsed("tp4,dp2").gpus
     8
@@ -30,11 +31,12 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
 
     @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.context * self.pipeline * self.data
 
     @property
     def text(self) -> str:
@@ -54,7 +56,9 @@ class Layout:
         names = [match[1] for match in found if match]
         sizes = [int(match[2]) for match in found if match]
         if len(names) < len(parts) or len(set(names)) < len(names) or 0 in sizes:
-            what = f"{text!r} does not say how many GPUs share tensors (tp), layers (pp) and the batch (dp)"
+            what = (
+                f"{text!r} does not say how many GPUs share tensors (tp), tokens (cp), layers (pp) and the batch (dp)"
+            )
             raise InputError.single("", "megatron", what, "give each at most once, as tp4,pp2,dp2")
         return cls(**{_SHORT[name]: size for name, size in zip(names, sizes, strict=True)})
 
@@ -65,14 +69,15 @@ class Layout:
             yield Problem("", "megatron", what, f"give a model of the families {', '.join(FAMILIES)}, or leave it out")
             return
         assert decoder.norms is Norms.BEFORE and decoder.norm_kind is NormKind.RMS
-        for what, count in (
-            ("heads", decoder.heads),
-            ("heads of keys and values", decoder.key_heads),
-            ("columns of the feed-forward part", decoder.inner),
-            ("tokens of a sample", length),
+        both, text = self.tensor * self.context, f"tp{self.tensor}" if self.context == 1 else self.text
+        for what, count, parts in (
+            ("heads", decoder.heads, both),
+            ("heads of keys and values", decoder.key_heads, both),
+            ("columns of the feed-forward part", decoder.inner, self.tensor),
+            ("tokens of a sample", length, both),
         ):
-            if count % self.tensor:
-                yield Problem("", "megatron", f"{count} {what} cannot be divided by tp{self.tensor}", "give a divisor")
+            if count % parts:
+                yield Problem("", "megatron", f"{count} {what} cannot be divided by {text}", "give a divisor")
         if decoder.layers % self.pipeline:
             what = f"{decoder.layers} layers cannot be divided by pp{self.pipeline}"
             yield Problem("", "megatron", what, "give a divisor")
