@@ -22,8 +22,8 @@ def print_several(screen: Screen, slower: Sequence[Slowdown]) -> None:
     middle = median_of(each.error for each in slower)
     error = "" if middle is None else f"; median error {100 * middle:.1f}%"
     screen.print(f"slowdown of several GPUs: {covered_text(part)}{error}")
-    titles = ("why a slowdown of several GPUs is not compared", "rows")
-    screen.print(table(titles, ((name, str(count)) for name, count in by_reason(part).items())))
+    reasons = ("why a slowdown of several GPUs is not compared", "rows")
+    screen.print(table(reasons, ((name, str(count)) for name, count in by_reason(part).items())))
     screen.print()
 
 

@@ -77,7 +77,7 @@ def time_of_job(row: PublishedRow) -> tuple[int, int, int]:
 
 def _stages(row: PublishedRow) -> Iterator[Trace]:
     assert row.node is not None and row.config is not None and row.tokens is not None
-    decoder, layout = decoder_of(_SIZES[row.config] | {"max_position_embeddings": row.tokens}), layout_of(row)
+    decoder, layout = decoder_of({**_SIZES[row.config], "max_position_embeddings": row.tokens}), layout_of(row)
     batch = (row.sequences or 1) * row.micro_batches
     job = Job(decoder, layout, load_node(row.node), batch, row.tokens, row.micro_batches)
     for stage in range(layout.pipeline):
