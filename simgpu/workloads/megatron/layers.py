@@ -50,8 +50,12 @@ class Parts:
 
     def matrix(self, name: str, rows: int, width: int) -> Tensor:
         """A weight of the current layer whose gradient its product adds up itself."""
-        weight = self.session.weight(name, (rows, width), "bfloat16")
-        weight.node = None
+        return self.as_matrix(self.session.weight(name, (rows, width), "bfloat16"))
+
+    def as_matrix(self, weight: Tensor) -> Tensor:
+        """The same for a weight that exists."""
+        rows, width = weight.shape
+        weight = Tensor(weight.block, weight.shape, weight.strides)
         if weight.shape not in self.placeholders:
             own = f"dummy_wgrad.{rows}x{width}"
             self.placeholders[weight.shape] = self.session.constant(own, weight.shape, "bfloat16", BlockKind.OTHER)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simgpu.errors import InputError, Problem
-from simgpu.workloads.configured.decoder import Decoder, NormKind, Norms
+from simgpu.workloads.configured.decoder import Decoder
 
 _SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
 _PART = re.compile(r"(tp|cp|pp|dp)=?(\d{1,6})")
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
-#: and a gated feed-forward part with SiLU, without biases.
-FAMILIES = ("llama", "mistral", "qwen3")
+#: and a gated feed-forward part.
+FAMILIES = ("llama", "mistral")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,19 @@ class Layout:
 
     def problems(self, decoder: Decoder, length: int) -> Iterator[Problem]:
         """What this layout or Megatron-LM's model does not support of a decoder."""
-        if decoder.family not in FAMILIES or decoder.query_bias or decoder.activation != "silu":
+        if decoder.family not in FAMILIES or decoder.activation != "silu":
             what = f"{decoder.name} of the family {decoder.family} as Megatron-LM's GPT model is not modelled"
-            yield Problem("", "megatron", what, f"give a model of the families {', '.join(FAMILIES)}, or leave it out")
+            yield Problem("", "megatron", what, f"give a model of the family {' or '.join(FAMILIES)}, or leave it out")
             return
-        assert decoder.norms is Norms.BEFORE and decoder.norm_kind is NormKind.RMS
+        others = (
+            ("biases", decoder.query_bias or decoder.output_bias or decoder.inner_bias),
+            (f"a window of {decoder.window} tokens", decoder.needs_mask(length)),
+            ("one table for embedding and logits in a pipeline", decoder.tied and self.pipeline > 1),
+        )
+        for name, has in others:
+            if has:
+                what = f"{decoder.name} has {name}, which is not modelled in this form"
+                yield Problem("", "megatron", what, "give another configuration, or leave it out")
         both, text = self.tensor * self.context, f"tp{self.tensor}" if self.context == 1 else self.text
         for what, count, parts in (
             ("heads", decoder.heads, both),

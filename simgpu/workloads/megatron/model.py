@@ -55,7 +55,8 @@ class Stage:
                     self.scale = parts.vector("weight", decoder.width)
         if last:
             with session.layer("output_layer"):
-                self.output = parts.matrix("weight", self.words, decoder.width)
+                tied = first and decoder.tied
+                self.output = parts.as_matrix(self.table) if tied else parts.matrix("weight", self.words, decoder.width)
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The rows of this GPU's part of the tokens."""

@@ -71,6 +71,16 @@ def test_the_optimizer_state_is_divided_and_weights_and_gradients_are_not(data: 
     assert held[BlockKind.OPTIMIZER_STATE] == 12 * result.parameters // data
 
 
+def test_a_shared_table_has_one_gradient_to_which_both_ends_add() -> None:
+    tied = replace(_job(Layout(tensor=2)), decoder=decoder_of({**_SMALL, "tie_word_embeddings": True}))
+    apart, shared = megatron_iteration(_job(Layout(tensor=2))), megatron_iteration(tied)
+    words = -(-1000 // 256) * 256
+    assert apart.parameters - shared.parameters == words * 256 // 2
+    table = "embedding.word_embeddings.weight"
+    added = [kernel.op for kernel in shared.trace.kernels if f"{table}.main_grad" in kernel.writes]
+    assert added.count("mm") == added.count("add_") == 1
+
+
 def test_collectives_are_those_of_the_layers_and_take_what_the_links_take() -> None:
     trace = megatron_iteration(_job(Layout(tensor=2))).trace
     small, group = 2 * 128 * 256, Group(2)
@@ -203,6 +213,21 @@ def test_peaks_are_within_a_quarter_percent_of_measured_ones(
 def test_layouts_that_do_not_fit_are_refused(layout: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         megatron_of(_small(), SampleSizes(length=128), layout, None, batch=1, node=_NODE, options=TrainingOptions())
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "message"),
+    [
+        ({"attention_bias": True}, "tp2", "has biases, which"),
+        ({"model_type": "mistral", "sliding_window": 64}, "tp2", "has a window of 64 tokens, which"),
+        ({"tie_word_embeddings": True}, "pp2", "has one table for embedding and logits in a pipeline, which"),
+        ({"model_type": "qwen3"}, "tp2", "of the family qwen3 as Megatron-LM's GPT model is not modelled"),
+    ],
+)
+def test_models_in_another_form_are_refused(changes: dict[str, object], layout: str, message: str) -> None:
+    sizes, options = SampleSizes(length=128), TrainingOptions()
+    with pytest.raises(InputError, match=message):
+        megatron_of(decoder_of({**_SMALL, **changes}), sizes, layout, None, batch=1, node=_NODE, options=options)
 
 
 def test_all_that_is_not_modelled_is_reported_together() -> None:
