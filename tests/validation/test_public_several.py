@@ -99,7 +99,8 @@ def test_slowdowns_of_several_gpus_are_ratios_of_one_gpu_to_the_baseline() -> No
     assert {each.error for each in compared_slowdowns(exact)} == {0}
     doubled = exact | {"t-001": PredictedTime(2 * exact["t-001"].step_ns, 1, 1)}
     errors = {each.row.id: each.error for each in compared_slowdowns(doubled)}
-    assert abs(errors.pop("t-002") + 0.5) < 1e-9 and set(errors.values()) == {0}
+    assert abs(errors.pop("t-002") + 0.5) < 1e-9 and abs(errors.pop("t-003") + 0.5) < 1e-9
+    assert set(errors.values()) == {0}
 
 
 def test_micro_batches_of_a_step_count_as_samples() -> None:
@@ -128,7 +129,7 @@ def test_the_command_prints_slowdowns_of_several_gpus_and_counts_the_others() ->
     of = document["coverage_of_several"]
     assert sum(of["reasons"].values()) + of["covered"] == of["rows"] == len(document["reasons_of_several"])
     assert of["rows"] + of["baselines"] == sum(row.gpus != 1 for row in ROWS.values())
-    assert [each["id"] for each in document["slowdowns_of_several"]][:3] == ["t-002", "t-009", "t-488"]
+    assert [each["id"] for each in document["slowdowns_of_several"]][:3] == ["t-002", "t-003", "t-009"]
     assert len(document["slowdowns_of_several"]) == of["covered"]
     text = CliRunner().invoke(public, []).output
     assert f"slowdown of several GPUs: {of['covered']} of {of['comparable']} comparable rows are covered" in text
@@ -142,7 +143,7 @@ def test_a_job_of_megatron_comes_out_again(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed("torch", "2.13"), reason="predictions were made with PyTorch 2.13")
 def test_one_gpu_of_several_comes_out_again() -> None:
-    for name in ("t-001", "t-002"):
+    for name in ("t-001", "t-002", *(("t-003",) if installed("torchao", "0.14") else ())):
         again, stored = predict_one_gpu(ROWS[name]), stored_times_of_several()[name]
         assert again.step_ns == pytest.approx(stored.step_ns, rel=0.001)
 

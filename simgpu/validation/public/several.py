@@ -140,7 +140,7 @@ def _of_the_rest(both: tuple[PublishedRow, PublishedRow]) -> Iterator[SeveralRea
 
 
 def _lacks_of_simgpu(row: PublishedRow) -> Iterator[SeveralReason]:
-    if not (MODELLED | {"selective checkpointing"}).issuperset(row.uses):
+    if not (MODELLED | {"selective checkpointing", "float8"}).issuperset(row.uses):
         yield SeveralReason.OPTION
     if row.config not in FOLLOWED_OF_SEVERAL.get(row.project, ()):
         yield SeveralReason.MODEL

@@ -3,7 +3,8 @@
 At commit 9dec370a of 26 December 2024, when its tables were made. Selective checkpointing recomputes a layer except
 attention and every other product (`_save_list`); compiled, each layer is a graph, and the loss is not compiled. Weights
 are those that FSDP has gathered, in bfloat16. The tables say that the board is an H100 of 500 W with 2.4 TB/s; its
-clock rate is not known.
+clock rate is not known. With Float8, linear layers but that of the logits are torchao's (0.14.1), with scales of whole
+tensors, and their conversions part of the compiled layers; weights are gathered in bfloat16 here, in float8 there.
 
 Ignored in both rows of a slowdown: gathering of weights and reduction of gradients with their copies, most of which
 overlap with a layer's compute, and clipping and AdamW on a GPU's share of the weights.
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn import functional as f
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from simgpu.errors import MissingExtraError
 from simgpu.trace.model import Kernel, Phase
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.rows import PublishedRow
@@ -119,7 +121,8 @@ def _contexts() -> Any:
 def timed_titan_loop(row: PublishedRow) -> tuple[Loop, Runs]:
     """Forward and backward of a row's micro-batch, with its layers compiled where the row has them so."""
     assert row.sequences is not None and row.tokens is not None
-    loop = Loop(partial(_made, row.tokens), sequences=row.sequences, optimizer=torch.optim.SGD)
+    made = partial(_made, row.tokens, "float8" in row.uses)
+    loop = Loop(made, sequences=row.sequences, optimizer=torch.optim.SGD)
     return loop, Runs(_layer if "compile" in row.uses else None, changes=_BOARD, optimizer=False)
 
 
@@ -129,6 +132,17 @@ def _layer(kernel: Kernel) -> str | None:
     return parts[1] if parts[0] == "layers" and kernel.phase is not Phase.OPTIMIZER else None
 
 
-def _made(tokens: int, batch: int) -> tuple[nn.Module, Any, Any, Any]:
+def _made(tokens: int, in_float8: bool, batch: int) -> tuple[nn.Module, Any, Any, Any]:
     words = torch.randint(_WORDS, (batch, tokens))
-    return TitanModel(tokens), (words, words.clone()), (), None
+    model: nn.Module = TitanModel(tokens)
+    return _in_float8(model) if in_float8 else model, (words, words.clone()), (), None
+
+
+def _in_float8(model: nn.Module) -> nn.Module:
+    """The model with torchao's linear layers."""
+    try:
+        from torchao.float8 import convert_to_float8_training
+    except ImportError:
+        raise MissingExtraError("predicting rows in float8", "torchao 0.14.1 (without its dependencies)") from None
+    converted: nn.Module = convert_to_float8_training(model, module_filter_fn=lambda _, name: name != "output")
+    return converted
