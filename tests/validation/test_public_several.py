@@ -143,7 +143,7 @@ def test_a_job_of_megatron_comes_out_again(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed("torch", "2.13"), reason="predictions were made with PyTorch 2.13")
 def test_one_gpu_of_several_comes_out_again() -> None:
-    for name in ("t-001", "t-002", *(("t-003",) if installed("torchao", "0.14") else ())):
+    for name in ("t-001", "t-002", "t-374", *(("t-003",) if installed("torchao", "0.14") else ())):
         again, stored = predict_one_gpu(ROWS[name]), stored_times_of_several()[name]
         assert again.step_ns == pytest.approx(stored.step_ns, rel=0.001)
 
@@ -159,3 +159,15 @@ def test_the_model_of_torchtitan_has_the_published_number_of_weights() -> None:
     with torch.device("meta"):
         model = TitanModel(8192)
     assert sum(each.numel() for each in model.parameters()) == 8_030_261_248
+
+
+@pytest.mark.skipif(not installed("torch"), reason="needs PyTorch")
+def test_mpt_has_the_published_number_of_weights() -> None:
+    """1,312,804,864 with 512 positions, as the table of its benchmark has it."""
+    import torch
+
+    from simgpu.validation.public.mpt_rows import MptModel
+
+    with torch.device("meta"):
+        model = MptModel(512)
+    assert sum(each.numel() for each in model.parameters()) == 1_312_804_864

@@ -57,7 +57,8 @@ OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL, SeveralReason.LAYOU
 #: Words of `PublishedRow.uses` for options that change what GPUs exchange; with LoRA, the gradients of adapters alone.
 EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 #: The configurations that simgpu follows, by project.
-FOLLOWED_OF_SEVERAL = {"torchtitan": frozenset({"llama-3.1-8b"})} | {name: FOLLOWED[name] for name in DIVIDED}
+_IN_STEP = {"torchtitan": frozenset({"llama-3.1-8b"}), "llm-foundry": frozenset({"mpt-1b"})}
+FOLLOWED_OF_SEVERAL = _IN_STEP | {name: FOLLOWED[name] for name in DIVIDED}
 #: Beginnings of `PublishedRow.time` that are no time of a step: that of a whole run, or none because memory ran out.
 _NO_STEP = ("total", "OOM")
 

@@ -45,11 +45,12 @@ def predict_one_gpu(row: PublishedRow) -> PredictedTime:
         return PredictedTime(*time_of_job(row))
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("predicting published rows", "torch", "record")
+    from simgpu.validation.public.mpt_rows import timed_mpt_loop
     from simgpu.validation.public.timed_loop import time_of
     from simgpu.validation.public.titan_rows import timed_titan_loop
 
     assert row.node is not None
-    loop, runs = timed_titan_loop(row)
+    loop, runs = timed_mpt_loop(row) if row.project == "llm-foundry" else timed_titan_loop(row)
     return PredictedTime(*time_of(loop, row.node, runs))
 
 

@@ -52,8 +52,11 @@ def slowdown_cells(each: Slowdown) -> tuple[str, str, str, str]:
 
 
 def option_of(each: Slowdown) -> str:
-    """What differs from the baseline: the options, or the number of micro-batches."""
-    return each.row.batch if each.row.options == each.baseline.options else each.row.options
+    """What differs from the baseline: the options, the precision, or the number of micro-batches."""
+    row, baseline = each.row, each.baseline
+    if row.options != baseline.options:
+        return row.options
+    return row.precision if row.precision != baseline.precision else row.batch
 
 
 def _percent(error: float) -> str:
