@@ -37,6 +37,7 @@ from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.traced import trace_of_iteration
+from simgpu.workloads.timemodel.attention import FlashVersion
 from simgpu.workloads.timemodel.formats import model_notes
 from simgpu.workloads.timemodel.model import Tf32, time_model
 
@@ -123,11 +124,16 @@ class TraceOf:
     sizes: str
 
 
-def finished(session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptions) -> ModelledIteration:
+def finished(
+    session: Session, of: TraceOf, gpu: GpuSpec, options: TrainingOptions, flash: FlashVersion | None = None
+) -> ModelledIteration:
     """The result of an iteration that is on the tape. Raises `InputError` if no trace can hold it, and for TF32 on a
-    GPU without it."""
+    GPU without it.
+
+    flash: the kernels of fused attention, by default those of the options.
+    """
     tf32 = Tf32.ALL if options.tf32 else Tf32.CONVOLUTIONS
-    prices = time_model(gpu, tf32=tf32, flash=options.flash)
+    prices = time_model(gpu, tf32=tf32, flash=flash or options.flash)
     if options.tf32 and not (gpu.tensor_rate is not None and prices.architecture.tf32):
         what = f"{gpu.name} has no matrix units for TF32, which came with Ampere, or their rate is not stated"
         remedy = "give a GPU such as a100-80gb, rtx4090 or h100, or leave it out"

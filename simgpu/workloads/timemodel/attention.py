@@ -11,6 +11,9 @@ Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its t
   doubles the time;
 - idle: for multiprocessors without a block of rows;
 - operations: those of the softmax for each score. So narrow heads, with few products a score, reach a smaller rate.
+
+cuDNN's attention follows the same law, with its share of the matrix units' rate, of which large products sustain less:
+on Blackwell it is faster than these, since it overlaps its softmax with products.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ if TYPE_CHECKING:
 
 
 class FlashVersion(StrEnum):
-    """Versions of flash attention; PyTorch has the second by default."""
+    """Kernels of flash attention: versions of the package, of which PyTorch has the second, and cuDNN's."""
 
     TWO = "2"
     THREE = "3"
+    CUDNN = "cudnn"
 
 
 def without_flash(gpu: GpuSpec, version: FlashVersion, architecture: Architecture | None = None) -> str:
@@ -42,7 +46,12 @@ def without_flash(gpu: GpuSpec, version: FlashVersion, architecture: Architectur
     ['L4 (ada) has no FlashAttention-3, which is for Hopper', '']
     """
     architecture = architecture or architecture_of(gpu)
-    if version is FlashVersion.TWO or architecture is None or architecture.flash3 is not None:
+    if version is FlashVersion.TWO or architecture is None:
+        return ""
+    if version is FlashVersion.CUDNN:
+        lacks = architecture.cudnn is None
+        return f"{gpu.name} ({gpu.architecture}) has no published rate of cuDNN's attention" if lacks else ""
+    if architecture.flash3 is not None:
         return ""
     return f"{gpu.name} ({gpu.architecture}) has no FlashAttention-3, which is for Hopper"
 
@@ -63,9 +72,10 @@ def fused_seconds(
 ) -> float:
     """Seconds of attention's arithmetic in one kernel.
 
-    rate: operations per second that large half-precision products sustain; fp32_rate: peak of single precision.
+    rate: operations per second of which `shares` are fractions: what large half-precision products sustain or, for
+    cuDNN, the matrix units' rate; fp32_rate: peak of single precision.
     shares: the architecture's fractions of `rate`; table: the parameters common to all architectures; flash: those of
-    the version of flash attention.
+    the kernels.
 
     >>> from simgpu.workloads.timemodel.parameters import load_parameters
     >>> parameters, shape = load_parameters(), AttentionShape(heads=32, rows=8192, keys=8192, width=128, values=128)

@@ -47,7 +47,7 @@ from simgpu.workloads.timemodel.prices import WORKSPACE_LIMIT
 from simgpu.workloads.timemodel.products import ProductRates, product_seconds
 
 if TYPE_CHECKING:
-    from simgpu.workloads.timemodel.parameters import Architecture, KindShares, Parameters
+    from simgpu.workloads.timemodel.parameters import Architecture, FlashTable, KindShares, Parameters
 
 
 class Tf32(StrEnum):
@@ -197,25 +197,26 @@ class TimeModel:
 
     def _attention_ns(self, operation: Operation, shape: AttentionShape) -> int:
         rates = self._product_rates(operation)
-        launch, shares = self.architecture.launch, self._flash_shares(shape)
+        launch, (shares, flash) = self.architecture.launch, self._flash(shape)
         if not operation.flops:  # of an empty batch
             return launch
         if shares is not None and operation.dtype != "float32":
-            fp32, table = self.fp32_rate, self.parameters.attention
-            flash = table.flash3 if self._is_third(shape) else table.flash2
-            many = self.multiprocessors
-            seconds = fused_seconds(shape, operation.direction, rates.arithmetic, fp32, many, shares, table, flash)
+            fp32, table, many, rate = self.fp32_rate, self.parameters.attention, self.multiprocessors, rates.arithmetic
+            if flash is table.cudnn:
+                rate /= self.architecture.half_products or 1
+            seconds = fused_seconds(shape, operation.direction, rate, fp32, many, shares, table, flash)
         else:
             products = products_of_attention(shape, operation.direction)
             kept = operation.flops / (2 * sum(each.macs for each in products))
             seconds = kept * sum(product_seconds(each, 0, rates) for each in products)
         return launch + ceil(max(seconds, operation.bytes / rates.memory) * 1e9)
 
-    def _is_third(self, shape: AttentionShape) -> bool:
-        return self.flash is FlashVersion.THREE and not shape.efficient
-
-    def _flash_shares(self, shape: AttentionShape) -> KindShares | None:
-        return self.architecture.flash3 if self._is_third(shape) else self.architecture.attention
+    def _flash(self, shape: AttentionShape) -> tuple[KindShares | None, FlashTable]:
+        """The architecture's shares of the kernels, and what holds for them on all architectures."""
+        of, table = self.architecture, self.parameters.attention
+        if shape.efficient or self.flash is FlashVersion.TWO:
+            return of.attention, table.flash2
+        return (of.flash3, table.flash3) if self.flash is FlashVersion.THREE else (of.cudnn, table.cudnn)
 
     def _bias_ns(self, operation: Operation) -> int:
         """Duration of the kernel that adds a convolution's bias to its result."""
@@ -268,7 +269,7 @@ def time_model(
     workspace_limit: bytes; algorithms that need more are not used.
     task_limit: bytes of a convolution's inputs, result and workspace together; None for no limit. Algorithms that need
     more are not used, but for those without a workspace.
-    flash: the version of flash attention.
+    flash: the kernels of flash attention.
     parameters: by default the table shipped with simgpu.
 
     Raises `InputError` for values missing in the GPU's description, an architecture without parameters, a version of

@@ -52,7 +52,7 @@ class Counts(FileModel):
 
 
 class FlashTable(FileModel):
-    """One version of flash attention, on all architectures."""
+    """One kernel of flash attention, on all architectures."""
 
     keys: Counts = Field(description="number of keys at which its products run at half their full rate")
     causal: KindShares = Field(description="fraction of that rate with a causal mask, of the products that it keeps")
@@ -64,6 +64,7 @@ class AttentionTable(FileModel):
     softmax: Counts = Field(description="single-precision operations for each score")
     flash2: FlashTable = Field(description="FlashAttention-2, whose kernels PyTorch has")
     flash3: FlashTable = Field(description="FlashAttention-3")
+    cudnn: FlashTable = Field(description="cuDNN's attention")
     efficient: KindShares = Field(description="fraction of flash attention's rate in memory-efficient attention")
 
 
@@ -93,6 +94,11 @@ class Architecture(FileModel):
     flash3: KindShares | None = Field(
         default=None,
         description="the same for FlashAttention-3; by default the GPU does not have it",
+    )
+    cudnn: KindShares | None = Field(
+        default=None,
+        description="fraction of the matrix units' rate reached by the products of cuDNN's attention; by default no "
+        "figure is known",
     )
     memory: Share = Field(description="fraction of the DRAM bandwidth reached by long elementwise kernels")
     normalization: Share = Field(default=1.0, description="fraction of that bandwidth reached by normalizations")
