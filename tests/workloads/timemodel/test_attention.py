@@ -56,9 +56,14 @@ def test_the_law_of_a_long_kernel_is_products_plus_softmax(flash: FlashVersion) 
     """By the formula in the module's docstring."""
     gpu, table = load_node("h100").gpu, load_parameters()
     hopper, common = table.architectures["hopper"], table.attention
-    versions = {FlashVersion.TWO: (hopper.attention, common.flash2), FlashVersion.THREE: (hopper.flash3, common.flash3)}
-    shares, version = versions[flash]
-    rate = gpu.tensor_rate * hopper.half_products * shares.backward
+    sustained = gpu.tensor_rate * hopper.half_products
+    versions = {
+        FlashVersion.TWO: (hopper.attention, common.flash2, sustained),
+        FlashVersion.THREE: (hopper.flash3, common.flash3, sustained),
+        FlashVersion.CUDNN: (hopper.cudnn, common.cudnn, gpu.tensor_rate),
+    }
+    shares, version, whole = versions[flash]
+    rate = whole * shares.backward
     blocks = 64 * 8192 / 128
     filling = (1 + version.keys.backward / 8192) * (1 + (132 / blocks) ** 2) ** 0.5
     products = 10 * 64 * 8192**2 * 128 / rate * filling
