@@ -154,6 +154,13 @@ _OPTIONS = (
     lora_dtype_option,
     four_bit_option,
     click.option(
+        "--tensor-parallel",
+        metavar="T",
+        type=click.IntRange(min=1),
+        help="Model one of T GPUs of the node that share each layer of a decoder, and the tokens between layers, as "
+        "PyTorch's DTensor does with torchtitan's plan. The node states its links (peers). Default: 1.",
+    ),
+    click.option(
         "--megatron",
         metavar="LAYOUT",
         help="Model one GPU of a job of Megatron-LM with TransformerEngine's modules: of tp GPUs that share each "

@@ -59,7 +59,8 @@ def build_configured(
         say(f"building {model.name}")
         node, options = load_node(gpu), options_of(model, training)
         if layout is None:
-            result, part = model_iteration(model, sizes, batch=batch, gpu=node.gpu, options=options), ""
+            result = model_iteration(model, sizes, batch=batch, gpu=node.gpu, options=options, node=node)
+            part = options.folder_part
         else:
             with arguments_as_options((*training, "megatron", "stage")):
                 result = megatron_of(model, sizes, layout, stage, batch=batch, node=node, options=options)
@@ -74,10 +75,11 @@ def build_configured(
 
 def _facts(result: ModelledIteration) -> list[tuple[str, str]]:
     stats = trace_stats(result.trace)
+    of_all = "" if result.of_all is None else f" of this GPU, {result.of_all:,} of all"
     saved = f"{format_bytes(result.saved_bytes)} in {len(result.saved)} tensors, without weights"
     return [
         *result.trace.facts(),
-        ("parameters", f"{result.parameters:,} ({short_count(result.parameters)})"),
+        ("parameters", f"{result.parameters:,} ({short_count(result.parameters)}){of_all}"),
         ("saved for backward", saved),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),

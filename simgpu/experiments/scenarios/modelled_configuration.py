@@ -87,6 +87,9 @@ class ModelledConfiguration(FileModel):
         default=None, description="float32 copies of weights; gradients copied too, or added up in float32"
     )
     micro_batches: int = Field(default=1, ge=1, description="equal parts of the batch before one optimizer step")
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="GPUs of the node that share each layer of a decoder, of which one is modelled"
+    )
     lora: int | None = Field(default=None, ge=1, description="rank of LoRA's adapters, which alone are trained")
     lora_targets: tuple[str, ...] | None = Field(
         default=None,
@@ -121,7 +124,7 @@ class ModelledConfiguration(FileModel):
 
     def needs(self, node: NodeSpec) -> NodeSpec | GpuSpec:
         """What of the node decides the trace: its GPU, or also its links."""
-        return node.gpu if self.megatron is None else node
+        return node.gpu if self.megatron is None and self.tensor_parallel == 1 else node
 
     def trace(self, base: Path | None, node: NodeSpec, node_name: str) -> Trace:
         """The trace, named like the folder that ``simgpu zoo build`` would write. An `InputError` names keys."""
@@ -134,8 +137,9 @@ class ModelledConfiguration(FileModel):
         elif self.stage is not None:
             raise InputError.single("", "stage", "is that of a pipeline of megatron", "leave it out")
         else:
-            built = model_iteration(model, sizes, batch=self.batch, gpu=node.gpu, options=options)
-        name, part = self.name or model.name, "" if self.megatron is None else folder_part(self.megatron, self.stage)
+            built = model_iteration(model, sizes, batch=self.batch, gpu=node.gpu, options=options, node=node)
+        of_layout = None if self.megatron is None else folder_part(self.megatron, self.stage)
+        name, part = self.name or model.name, of_layout or options.folder_part
         return replace(
             built.trace,
             info=replace(built.trace.info, model=name),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.spec import GpuSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.workloads.configured.config import Model
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
@@ -72,10 +72,17 @@ def options_of(model: Model, given: Mapping[str, Any]) -> TrainingOptions:
 
 
 def model_iteration(
-    model: Model, sizes: SampleSizes, *, batch: int, gpu: GpuSpec, options: TrainingOptions
+    model: Model,
+    sizes: SampleSizes,
+    *,
+    batch: int,
+    gpu: GpuSpec,
+    options: TrainingOptions,
+    node: NodeSpec | None = None,
 ) -> ModelledIteration:
     """One training iteration, with the kernels that PyTorch runs for the model's module.
 
+    node: where the GPUs of tensor parallelism are; None for a GPU alone.
     Raises `InputError` for sizes that the model needs, or does not have, and as the functions for each kind do.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -91,7 +98,7 @@ def model_iteration(
     if isinstance(model, Decoder | EncoderDecoder):
         assert sizes.length is not None
         if isinstance(model, Decoder):
-            return decoder_iteration(model, batch=batch, length=sizes.length, gpu=gpu, options=options)
+            return decoder_iteration(model, batch=batch, length=sizes.length, gpu=gpu, options=options, node=node)
         target = sizes.target_length
         return encoder_decoder_iteration(
             model, batch=batch, length=sizes.length, target_length=target, gpu=gpu, options=options

@@ -15,15 +15,21 @@ from simgpu.workloads.eager.pointwise import scale
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.lowering import optimizer as step
-from simgpu.workloads.lowering.optimizer import Optimizer
+from simgpu.workloads.lowering.optimizer import LocalOperands, Optimizer
 from simgpu.workloads.lowering.tape import TapeBlock, Value
 
 
-def train(session: Session, options: TrainingOptions, forward: Callable[[], tuple[Tensor, ...]]) -> None:
+def train(
+    session: Session,
+    options: TrainingOptions,
+    forward: Callable[[], tuple[Tensor, ...]],
+    local: LocalOperands | None = None,
+) -> None:
     """One iteration of a model whose weights and inputs exist.
 
     forward: runs the model, under autocast if that is chosen, and the loss of one micro-batch; returns the loss, and
     then what else the loop holds until the next one, or the end of the iteration.
+    local: what the optimizer's kernels read in place of gradients, as `step.update` takes it.
     """
     tape, optimizer = session.tape, Optimizer(options.optimizer)
     masters = None if options.master_weights is None else Masters(session, optimizer)
@@ -50,7 +56,7 @@ def train(session: Session, options: TrainingOptions, forward: Callable[[], tupl
         masters.update(gradients)
     elif hook is None:
         of_weights = {block: Value(grad.block, block.shape) for block, grad in gradients.items()}
-        step.update(tape, optimizer, weights, of_weights, states)
+        step.update(tape, optimizer, weights, of_weights, states, local)
     if scaler is not None and found is not None:
         scaler.update(found, gradients)
     for each in held:

@@ -29,6 +29,7 @@ from simgpu.workloads.configured.parts import (
 )
 from simgpu.workloads.configured.places import Places
 from simgpu.workloads.configured.rotary import partly_rotated, places_of, turned
+from simgpu.workloads.eager.collectives import embedded_part, gathered
 from simgpu.workloads.eager.pointwise import add, cast, dropout, mul, scale
 from simgpu.workloads.eager.products import embedding
 from simgpu.workloads.eager.strides import Sizes
@@ -69,7 +70,7 @@ class LlamaModel:
         session = self.build.session
         with session.layer("model"):
             with session.layer("embed_tokens"):
-                x = embedding(session, tokens, self.table)
+                x = self._embedded(tokens)
                 if self.build.decoder.family == "gemma3_text":
                     x = mul(session, x, self._scale())
             if self.build.decoder.multiplied:
@@ -84,6 +85,13 @@ class LlamaModel:
                 x = layer(x, places)
             return self.norm(x)
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """The tokens' rows of the table; of a group of GPUs, each has them for its part of the tokens."""
+        session, group = self.build.session, self.build.group
+        if group is None:
+            return embedding(session, tokens, self.table)
+        return embedded_part(session, group, tokens, self.table)
+
     def _scale(self) -> Tensor:
         """The number on the GPU by which Gemma 3 scales its embedding."""
         session = self.build.session
@@ -91,7 +99,11 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer's results, scaled or limited if the model does so."""
-        session, decoder, logits = self.build.session, self.build.decoder, self.head(hidden)
+        session, decoder = self.build.session, self.build.decoder
+        if self.build.group is not None:
+            with session.layer("lm_head"):
+                hidden = gathered(session, self.build.group, hidden)
+        logits = self.head(hidden)
         with session.layer("loss"):
             logits = logits if decoder.logits_by is None else scale(session, logits, decoder.logits_by)
             return capped(session, logits) if decoder.capped_logits else logits
@@ -144,7 +156,8 @@ class _Layer:
     def _added(self, x: Tensor, part: Callable[[Tensor], Tensor], before: Norm | None, after: Norm | None) -> Tensor:
         """The sum of a value and what a part computes from it, normalized before and after."""
         session, decoder = self.build.session, self.build.decoder
-        result = part(x if before is None else before(x))
+        normal = x if before is None else before(x)
+        result = part(normal if self.build.group is None else gathered(session, self.build.group, normal))
         result = result if after is None else after(result)
         result = scale(session, result) if decoder.multiplied else result
         return add(session, x, dropout(session, result, decoder.dropout))

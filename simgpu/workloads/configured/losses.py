@@ -16,6 +16,7 @@ from simgpu.workloads.configured.options import CHUNKS, IN_CHUNKS, LossForm, Tra
 from simgpu.workloads.configured.parts import Linear
 from simgpu.workloads.eager.linear_loss import compiled_loss, fused_linear_loss
 from simgpu.workloads.eager.normalization import likelihood_loss, next_token_loss, shifted_labels, softmax
+from simgpu.workloads.eager.parallel_loss import parallel_next_token_loss
 from simgpu.workloads.eager.pointwise import add_in_place, cast, elementwise, scale
 from simgpu.workloads.eager.routing import selected_rows
 from simgpu.workloads.eager.session import Session
@@ -45,6 +46,9 @@ def _eager(
     with session.layer("loss"):
         if options.compile == CompileForm.MODEL:
             logits = returned(session, logits)
+        group = model.head.build.group
+        if group is not None:
+            return parallel_next_token_loss(session, group, logits, labels), logits
         return next_token_loss(session, logits, labels), logits
 
 

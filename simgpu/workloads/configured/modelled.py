@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.spec import GpuSpec
+from simgpu.hardware.spec import GpuSpec, NodeSpec
 from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.version import __version__
 from simgpu.workloads.compiled.forms import CompileForm
@@ -32,7 +33,9 @@ from simgpu.workloads.configured.options import (
     size_problems,
 )
 from simgpu.workloads.configured.parts import Build
+from simgpu.workloads.configured.tensor_parallel import part_of, problems_of_parts
 from simgpu.workloads.eager.attention import fused_kernel
+from simgpu.workloads.eager.collectives import PeerGroup, local_gradients
 from simgpu.workloads.eager.saved import saved_tensors
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
@@ -59,13 +62,16 @@ class ModelledIteration:
     """One modelled training iteration.
 
     trace: its saved tensors state what autograd keeps for backward.
-    parameters: number of trained parameters; a table that two layers share counts once.
+    parameters: number of trained parameters; a table that two layers share counts once. With tensor parallelism, those
+        of one GPU.
+    of_all: number of trained parameters of all GPUs together, where each counts once; None without tensor parallelism.
     micro_batches: how often forward and backward run.
     """
 
     trace: Trace
     parameters: int
     micro_batches: int = 1
+    of_all: int | None = None
 
     @property
     def saved(self) -> list[SavedBlock]:
@@ -85,11 +91,18 @@ class ModelledIteration:
 
 
 def decoder_iteration(
-    decoder: Decoder, *, batch: int, length: int, gpu: GpuSpec, options: TrainingOptions = _DEFAULT
+    decoder: Decoder,
+    *,
+    batch: int,
+    length: int,
+    gpu: GpuSpec,
+    options: TrainingOptions = _DEFAULT,
+    node: NodeSpec | None = None,
 ) -> ModelledIteration:
     """One training iteration of a decoder, with the kernels that PyTorch runs for the modules of transformers 4.51.
 
     batch: samples, of all micro-batches together. length: tokens in each.
+    node: where the GPUs are that share the model with tensor parallelism; None without it.
     The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
     holds the logits and the loss to the end of the iteration.
     Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
@@ -106,12 +119,15 @@ def decoder_iteration(
     is_masked = decoder.needs_mask(length) and options.attention not in OF_PACKAGE
     fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=is_masked)
     problems = _problems(decoder, batch, length, gpu, options, fused)
+    problems += problems_of_parts(decoder, length, options, node)
     if problems:
         raise InputError(problems)
     operator = None if options.attention == AttentionForm.EAGER else fused
-    session = _session(decoder, batch=batch, length=length, fused=operator, options=options)
+    group = None if node is None or options.tensor_parallel == 1 else PeerGroup(options.tensor_parallel, node)
+    session = _session(decoder, batch=batch, length=length, fused=operator, options=options, group=group)
     notes, sizes = _notes(decoder, length, options), f"{batch} samples of {length} tokens"
-    return finished(session, TraceOf(decoder.name, batch, notes, sizes), gpu, options)
+    result = finished(session, TraceOf(decoder.name, batch, notes, sizes), gpu, options)
+    return result if group is None else replace(result, of_all=group.values_of_all(session.weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +176,17 @@ def finished(
     return ModelledIteration(trace, sum(weight.count for weight in session.weights), options.micro_batches)
 
 
-def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions) -> Session:
-    """fused: the operator for attention; None for eager attention."""
+def _session(
+    decoder: Decoder, *, batch: int, length: int, fused: str | None, options: TrainingOptions, group: PeerGroup | None
+) -> Session:
+    """fused: the operator for attention; None for eager attention. group: GPUs that share the model; None for one."""
     session = Session(launches=None if options.compile is None else [])
     lora = options.adapters(decoder.family)
     float8 = None if options.float8 is None else Float8Form(options.float8)
     four_bit = None if options.four_bit is None else FourBitForm(options.four_bit)
     build = Build(
         session=session,
-        decoder=decoder,
+        decoder=decoder if group is None else part_of(decoder, group.count),
         dtype=options.dtype,
         fused=fused,
         of_package=options.attention in OF_PACKAGE,
@@ -176,6 +194,7 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
         float8=float8,
         four_bit=four_bit,
         made_in=options.products,
+        group=group,
     )
     model = _MODELS.get(decoder.family, LlamaModel)(build)
     check_targets(lora, build.linear)
@@ -191,7 +210,7 @@ def _session(decoder: Decoder, *, batch: int, length: int, fused: str | None, op
         with session.autocasting(options.autocast):
             return tuple(LOSSES[LossForm(options.loss)](session, model, tokens, labels, options))
 
-    train(session, options, forward)
+    train(session, options, forward, None if group is None else partial(local_gradients, group))
     return session
 
 

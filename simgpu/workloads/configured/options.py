@@ -139,6 +139,7 @@ class TrainingOptions:
     tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
     compile: a value of `CompileForm`, for what ``torch.compile`` compiles with its defaults; None for eager execution.
+    tensor_parallel: number of GPUs of a node that share each layer, of which one is modelled.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -160,6 +161,7 @@ class TrainingOptions:
     four_bit: str | None = None
     tf32: bool = False
     compile: str | None = None
+    tensor_parallel: int = 1
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -175,6 +177,15 @@ class TrainingOptions:
     def products(self) -> str:
         """The number format of linear layers and attention."""
         return self.autocast or self.dtype
+
+    @property
+    def folder_part(self) -> str:
+        """What names of traces say of the GPUs that share the model; empty for one.
+
+        >>> TrainingOptions(tensor_parallel=4).folder_part
+        '-dtensor4'
+        """
+        return f"-dtensor{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
 
     def adapters(self, family: str) -> Lora | None:
         """What is adapted in a model of this family; None if all weights are trained.
@@ -315,6 +326,7 @@ class TrainingOptions:
             ("four_bit", "weights in four bits", self.four_bit),
             ("grad_scaler", "scaling of gradients", self.grad_scaler),
             ("compile", "torch.compile", self.compile),
+            ("tensor_parallel", "tensor parallelism", self.tensor_parallel != 1),
         )
         return [
             Problem("", place, f"{what} is modelled for decoders only, not for {family}", "leave it out")
@@ -360,6 +372,8 @@ class TrainingOptions:
             parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and without dropout, all else frozen")
         if self.four_bit is not None:
             parts.append(f"linear layers but that of the logits in four bits ({self.four_bit}) as bitsandbytes 0.43")
+        if self.tensor_parallel > 1:
+            parts.append(f"the part of one of {self.tensor_parallel} GPUs, tensor and sequence parallel")
         if self.micro_batches > 1:
             parts.append(f"gradients accumulated over {self.micro_batches} micro-batches")
         when = ", each weight in backward" if self.optimizer_in_backward else ""

@@ -12,6 +12,7 @@ from simgpu.workloads.configured.options import Float8Form, FourBitForm
 from simgpu.workloads.configured.package_attention import package_attended
 from simgpu.workloads.configured.places import Places
 from simgpu.workloads.eager.attention import attention
+from simgpu.workloads.eager.collectives import PeerGroup, as_distributed, scattered
 from simgpu.workloads.eager.float8 import float8_linear
 from simgpu.workloads.eager.four_bit import FourBitWeight, four_bit_linear
 from simgpu.workloads.eager.normalization import layer_norm, softmax
@@ -39,6 +40,8 @@ from simgpu.workloads.eager.views import contiguous, expand, reshape, transpose,
 
 #: Families whose mask has a sliding window, and that fill it in another way.
 _WINDOWED = frozenset(("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "starcoder2"))
+#: Linear layers of which each GPU of a group has some columns of the weight, and so a part of each sum.
+_BY_ROWS = ("o_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class Weights:
     lora: None to train all weights. float8: how linear layers multiply float8; None for none of them. four_bit: how the
     frozen linear layers are stored in four bits; None for none of them. made_in: the format that those are made in for
     products (``bnb_4bit_compute_dtype``), and of their biases.
+    group: the GPUs that share the model; None if one has it whole.
     linear, in_float8: names of the linear layers, and of those that multiply float8, as they are created.
     """
 
@@ -60,10 +64,14 @@ class Weights:
     in_float8: set[str] = field(default_factory=set)
     four_bit: FourBitForm | None = None
     made_in: str = "bfloat16"
+    group: PeerGroup | None = None
 
     def weight(self, name: str, *shape: int, dtype: str = "") -> Tensor:
         """A weight of the current layer. dtype: empty for that of the model."""
-        return self.session.weight(name, shape, dtype or self.dtype, trained=self.lora is None)
+        result = self.session.weight(name, shape, dtype or self.dtype, trained=self.lora is None)
+        if self.group is not None and result.node is not None:
+            result.node.adds_in_place = False
+        return result
 
     def packed(self, *shape: int) -> FourBitWeight | None:
         """A matrix of the current layer in four bits; None without these."""
@@ -89,7 +97,7 @@ class Build(Weights):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer whose weights exist."""
+    """A linear layer whose weights exist. group: GPUs over which its result is summed and scattered; None for none."""
 
     build: Weights
     name: str
@@ -98,6 +106,7 @@ class Linear:
     adapter: Adapter | None = None
     float8: Float8Form | None = None
     packed: FourBitWeight | None = None
+    group: PeerGroup | None = None
 
     @classmethod
     def create(cls, build: Weights, name: str, inputs: int, outputs: int, bias: bool) -> Linear:
@@ -118,7 +127,7 @@ class Linear:
                 weight = build.weight("weight", outputs, inputs) if packed is None else packed.packed
                 added = build.weight("bias", outputs, dtype=packed.dtype if packed else "") if bias else None
             adapter = Adapter.create(session, lora, inputs, outputs) if lora is not None and is_adapted else None
-        return cls(build, name, weight, added, adapter, float8, packed)
+        return cls(build, name, weight, added, adapter, float8, packed, build.group if name in _BY_ROWS else None)
 
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
@@ -126,6 +135,8 @@ class Linear:
             if self.float8 is not None:
                 is_compiled = self.float8 == Float8Form.TENSORWISE_COMPILED
                 return float8_linear(session, x, self.weight, self.bias, compiled=is_compiled)
+            if self.group is not None:
+                return scattered(session, self.group, self._own(x))
             if self.adapter is None:
                 return self._own(x)
             with session.layer("base_layer"):
@@ -157,11 +168,16 @@ class RmsNorm:
     def create(cls, build: Build, name: str, width: int) -> RmsNorm:
         """Creates the weight."""
         with build.session.layer(name):
-            return cls(build, name, build.weight("weight", width))
+            weight = build.weight("weight", width)
+        if build.group is not None:
+            build.group.whole.add(weight.block)
+        return cls(build, name, weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        session = self.build.session
-        with session.layer(self.name):
+        session, is_distributed = self.build.session, self.build.group is not None
+        with session.layer(self.name), session.distributed(is_distributed):
+            if is_distributed:
+                x = as_distributed(session, x)
             wide = cast(session, x, "float32")
             variance = mean(session, power(session, wide))
             normal = mul(session, wide, rsqrt(session, add_number(session, variance)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.workloads.eager.pointwise import cast, elementwise
+from simgpu.workloads.eager.pointwise import cast, clone, elementwise
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Node, Tensor
 from simgpu.workloads.eager.views import summed_to
@@ -119,13 +119,20 @@ class _Engine:
         first = slots[slot]
         if first is not None:
             self.holders[first.block] -= 1
-            grad = self._sum(first, grad)
+            grad = self._sum(first, grad, node.adds_in_place)
         slots[slot] = grad
         self.holders[grad.block] += 1
 
-    def _sum(self, first: Tensor, second: Tensor) -> Tensor:
-        """``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``: not into a view, nor into shared memory."""
-        if first.is_view or first.block is second.block or self.holders[first.block]:
+    def _sum(self, first: Tensor, second: Tensor, may_be_in_place: bool) -> Tensor:
+        """``can_accumulate_inplace`` in PyTorch's ``input_buffer.cpp``: not into a view, nor into shared memory.
+
+        Of distributed tensors, not at all, and of a gradient that a GPU has whole it first copies its part.
+        """
+        if not may_be_in_place and second.bytes < second.block.bytes:
+            result = elementwise(self.session, "add", first, clone(self.session, second))
+            self.session.keep((second,))
+            return result
+        if not may_be_in_place or first.is_view or first.block is second.block or self.holders[first.block]:
             return elementwise(self.session, "add", first, second)
         self.session.run_in_place("add_", first, (second,))
         return first
@@ -134,7 +141,8 @@ class _Engine:
         (grad,) = self.waiting.pop(node)
         assert grad is not None
         if weight.block in self.of_weight:
-            self.session.run_in_place("add_", self.of_weight[weight.block], (grad,))
+            of_earlier = self.of_weight[weight.block]
+            self.session.run_in_place("add_", of_earlier.seen(of_earlier.block.shape), (grad.seen(grad.block.shape),))
         else:
             grad.block.kind, grad.block.id = BlockKind.WEIGHT_GRADIENT, f"{weight.block.id}.grad"
             grad.block.layer = weight.block.layer

@@ -47,7 +47,8 @@ class Session:
     weights: trained, in the order of creation, each with the layer that owns it. nodes: number of backward functions.
     saves: what autograd saved for backward, in order. autocast: the lower precision inside `autocasting`; None outside.
     casts: of weights, by the weight's block, which autocast caches until it is left. launches: all calls of operators,
-    noted where a compiler needs them; else None.
+    noted where a compiler needs them; else None. is_distributed: whether operators run on distributed tensors (DTensor),
+    whose gradients autograd does not add up in place.
     """
 
     tape: Tape = field(default_factory=Tape)
@@ -57,6 +58,7 @@ class Session:
     autocast: str | None = None
     casts: dict[TapeBlock, Tensor] = field(default_factory=dict)
     launches: list[Launch] | None = None
+    is_distributed: bool = False
     _constants: dict[str, Tensor] = field(default_factory=dict)
     _path: list[str] = field(default_factory=list)
 
@@ -78,6 +80,13 @@ class Session:
         self.keep(list(self.casts.values()))
         self.casts.clear()
         self.autocast = None
+
+    @contextmanager
+    def distributed(self, is_distributed: bool = True) -> Iterator[None]:
+        """Inside the context, operators run on distributed tensors, if so chosen."""
+        before, self.is_distributed = self.is_distributed, is_distributed
+        yield
+        self.is_distributed = before
 
     def weight(self, name: str, shape: Sizes, dtype: str, trained: bool = True) -> Tensor:
         """A weight of the current layer. One that is not trained needs no gradient."""
@@ -144,13 +153,14 @@ class Session:
             return TapeBlock(name, shape, dtype, kind, self.tape.layer)
         return self.tape.new(name, shape, kind, dtype).block
 
-    def run_in_place(self, op: str, target: Tensor, others: Sequence[Tensor] = ()) -> None:
+    def run_in_place(self, op: str, target: Tensor, others: Sequence[Tensor] = (), *, as_called: bool = False) -> None:
         """Runs an operator that changes `target`.
 
         In forward, one that adds to rows of the target does not read all of it. In backward it is priced as the
-        operator with a new result that autograd calls for tensors that are followed, as in the recorder.
+        operator with a new result that autograd calls for tensors that are followed, as in the recorder; but not where
+        a backward function calls it so itself (`as_called`).
         """
-        adds_rows = kind_of(op) is OperationKind.GATHER and not self.in_backward
+        adds_rows = kind_of(op) is OperationKind.GATHER and (as_called or not self.in_backward)
         priced = others if adds_rows else (target, *others)
         work = work_of(op, priced, (target,), self.in_backward)
         self._note(op, (target, *others), changed=target)
@@ -180,22 +190,25 @@ class Session:
         saved: Sequence[Tensor] = (),
         *,
         in_python: bool = False,
+        first: int | None = None,
     ) -> None:
         """Notes the backward of an operator, if one of its inputs needs a gradient.
 
         inputs: those that may need a gradient, in the order of what `backward` returns. saved: what autograd keeps.
         in_python: whether it is a ``torch.autograd.Function``, whose tensors are saved when its forward has ended.
+        first: position of its first kernel; by default, it has no other than the latest.
         """
         if self.in_backward or all(x.node is None for x in inputs):
             return
         self.nodes += 1
         node = Node(self.nodes, tuple(inputs), tuple(saved), backward, self.tape.layer, len(results))
+        node.adds_in_place = not self.is_distributed
         for slot, result in enumerate(results):
             result.node, result.slot = node, slot
         for x in saved:  # autograd saves operands before the kernel and results after it
             last = len(self.tape.kernels) - 1
             is_written = in_python or x.block in self.tape.kernels[last].writes
-            self.saves.append(Save(x, node, last if is_written else last - 1))
+            self.saves.append(Save(x, node, last if is_written else (last if first is None else first) - 1))
 
     def keep(self, *groups: Sequence[Tensor | None]) -> None:
         """Frees these tensors no earlier than after the latest kernel."""

@@ -84,7 +84,7 @@ class Node:
     weight: the weight whose gradient it collects; None for an operator.
     begin: position of its first kernel. unused, freed: that of the latest kernel when its backward function returned,
     and when the engine freed what was saved. All None before it runs. handed_on: blocks that it saved and returned as
-    gradients.
+    gradients. adds_in_place: whether gradients of its results may be added into each other's memory.
     """
 
     number: int
@@ -97,4 +97,5 @@ class Node:
     begin: int | None = None
     unused: int | None = None
     freed: int | None = None
+    adds_in_place: bool = True
     handed_on: frozenset[TapeBlock] = frozenset()

@@ -9,8 +9,9 @@ tables of 256 values are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.lowering.operations import elementwise, updated_rows
@@ -37,6 +38,11 @@ UPDATES = {
     Optimizer.ADAMW_FUSED: "fused AdamW",
     Optimizer.ADAMW_8BIT: "AdamW in 8 bits",
 }
+
+#: Puts on a tape the kernels that compute what an operand of a kernel has of the gradients of some weights.
+LocalOperands = Callable[[Tape, Sequence[Value], Sequence[Value]], Sequence[Value]]
+#: Called for each operand that has the gradients.
+_Operands = Callable[[], Sequence[Value]]
 
 _STEPS = "step"
 _SCALES = ("absmax1", "absmax2")
@@ -82,16 +88,19 @@ def update(
     weights: Sequence[Value],
     gradients: Mapping[TapeBlock, Value],
     state: Sequence[Mapping[str, Value]],
+    local: LocalOperands | None = None,
 ) -> None:
     """Puts the step's kernels on the tape; a weight whose gradient covers only some rows has a separate kernel.
 
     Gradients are live until the step ends, as in a training loop that drops them after it.
+    local: what kernels read in place of the gradients, which must cover all weights then; None for the gradients.
     """
     tape.phase, tape.layer = Phase.OPTIMIZER, None
     grads = {index: gradients[weight.block] for index, weight in enumerate(weights) if weight.block in gradients}
     complete = [index for index, grad in grads.items() if grad.shape == weights[index].shape]
     covered = [weights[index] for index in complete], [grads[index] for index in complete]
-    _dense(tape, optimizer, *covered, [state[index] for index in complete])
+    operands = partial(local, tape, *covered) if local is not None else lambda: covered[1]
+    _dense(tape, optimizer, covered[0], operands, [state[index] for index in complete])
     for index in sorted(grads.keys() - set(complete)):
         changed = (weights[index], *state[index].values())
         operation = updated_rows(grads[index], len(state[index]))
@@ -103,12 +112,12 @@ def _dense(
     tape: Tape,
     optimizer: Optimizer,
     weights: Sequence[Value],
-    grads: Sequence[Value],
+    grads: _Operands,
     state: Sequence[Mapping[str, Value]],
 ) -> None:
     """Updates weights whose gradients cover all of them."""
     if optimizer is Optimizer.ADAMW_8BIT:
-        for weight, grad, own in zip(weights, grads, state, strict=True):
+        for weight, grad, own in zip(weights, grads(), state, strict=True):
             op = f"optimizer_update_{'8bit_blockwise' if _SCALES[0] in own else '32bit'}"
             _each(tape, op, (weight, *own.values()), (grad,), per_value=10)
         return
@@ -116,7 +125,7 @@ def _dense(
     if optimizer is Optimizer.SGD:
         _sgd(tape, weights, grads, *states_of)
     elif optimizer is Optimizer.PLAIN_SGD:
-        _each(tape, "_foreach_add_", weights, grads, per_value=2)
+        _each(tape, "_foreach_add_", weights, grads(), per_value=2)
     elif optimizer is Optimizer.ADAMW_FUSED:
         _adamw_fused(tape, weights, grads, *states_of)
     else:
@@ -127,22 +136,22 @@ def _dense(
 
 def _each(tape: Tape, op: str, targets: Sequence[Value], *others: Sequence[Value], per_value: int = 1) -> None:
     """Puts on the tape a kernel that updates every target in place from itself and the others."""
-    reads = [*targets, *(value for values in others for value in values)]
+    reads = list(dict.fromkeys((*targets, *(value for values in others for value in values))))
     tape.launch(op, elementwise(reads, targets, per_value), reads, targets, pure=False)
 
 
-def _sgd(tape: Tape, weights: Sequence[Value], grads: Sequence[Value], momentum: Sequence[Value]) -> None:
+def _sgd(tape: Tape, weights: Sequence[Value], grads: _Operands, momentum: Sequence[Value]) -> None:
     _each(tape, "_foreach_mul_", momentum)
-    _each(tape, "_foreach_add_", momentum, grads)
+    _each(tape, "_foreach_add_", momentum, grads())
     _each(tape, "_foreach_add_", weights, momentum, per_value=2)
 
 
 def _adam(
-    tape: Tape, weights: Sequence[Value], grads: Sequence[Value], mean: Sequence[Value], square: Sequence[Value]
+    tape: Tape, weights: Sequence[Value], grads: _Operands, mean: Sequence[Value], square: Sequence[Value]
 ) -> None:
-    _each(tape, "_foreach_lerp_", mean, grads, per_value=3)
+    _each(tape, "_foreach_lerp_", mean, grads(), per_value=3)
     _each(tape, "_foreach_mul_", square)
-    _each(tape, "_foreach_addcmul_", square, grads, per_value=3)
+    _each(tape, "_foreach_addcmul_", square, grads(), grads(), per_value=3)
     roots = [
         tape.new(f"{weight.block.id}.denominator", weight.shape, BlockKind.OTHER, weight.block.dtype)
         for weight in weights
@@ -156,12 +165,12 @@ def _adam(
 def _adamw_fused(
     tape: Tape,
     weights: Sequence[Value],
-    grads: Sequence[Value],
+    grads: _Operands,
     mean: Sequence[Value],
     square: Sequence[Value],
     steps: Sequence[Value],
 ) -> None:
     _each(tape, "_foreach_add_", steps)
     changed = [*weights, *mean, *square]
-    reads = [*changed, *grads, *steps]
+    reads = [*changed, *grads(), *steps]
     tape.launch("_fused_adamw_", elementwise(reads, changed), reads, changed, pure=False)
