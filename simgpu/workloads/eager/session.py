@@ -47,8 +47,8 @@ class Session:
     weights: trained, in the order of creation, each with the layer that owns it. nodes: number of backward functions.
     saves: what autograd saved for backward, in order. autocast: the lower precision inside `autocasting`; None outside.
     casts: of weights, by the weight's block, which autocast caches until it is left. launches: all calls of operators,
-    noted where a compiler needs them; else None. is_distributed: whether operators run on distributed tensors (DTensor),
-    whose gradients autograd does not add up in place.
+    noted where a compiler needs them; else None. is_distributed: whether operators run on distributed tensors (DTensor)
+    whose gradients are not added up in place.
     """
 
     tape: Tape = field(default_factory=Tape)
