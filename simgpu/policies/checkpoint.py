@@ -23,7 +23,7 @@ backward continues.
   does (torch/utils/checkpoint.py, 2.13): they do not run again, all others do, those too that only they read. A result
   that backward does not need is held until the rerun takes it; where the rerun stops before it, as long as the inputs.
   Results that are changed in place later are not kept, which PyTorch refuses. ``mm/2`` keeps every second result of a
-  region, from the first. ``torchtitan`` is the list of torchtitan's ``SelectiveAC`` without the collectives
+  region, from the first. ``torchtitan`` is the list of torchtitan's ``SelectiveAC``
   (torchtitan/distributed/activation_checkpoint.py, commit b5bcd76c of 2026-08-21), and ``compute_intensive_ops`` of
   torch/_functorch/partitioners.py, which it adds.
 * `early_stop=False` runs regions again to their end, as reentrant checkpoints, Unsloth, Megatron-LM and torchtitan do.

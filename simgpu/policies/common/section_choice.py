@@ -33,6 +33,8 @@ LISTS = {
         "upsample_bilinear2d",
         "max",
         "topk",
+        "reduce_scatter",
+        "all_to_all",
     )
 }
 

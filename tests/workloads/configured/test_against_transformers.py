@@ -223,7 +223,7 @@ def assert_saved_alike(mine: Trace, theirs: Trace) -> None:
                     row.layer,
                 )
                 for row in trace.saved
-                if row.shape and not (row.layer or "loss").startswith(("loss", "Llama", "Gemma"))
+                if row.shape and not (row.layer or "loss").startswith(("loss", "Llama", "Gemma", "Mistral", "Qwen"))
             )
         )
     assert rows[0] == rows[1]
