@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from simgpu.cli.screen import Screen, facts, progress
 from simgpu.cli.settings import arguments_as_options
 from simgpu.cli.trace_folder import launch_facts, refuse_another, show_written
 from simgpu.errors import InputError, Problem
+from simgpu.hardware.collectives import Collective
 from simgpu.hardware.nodes import load_node
 from simgpu.trace.folder import write_trace
+from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time, short_count
 from simgpu.workloads.configured.config import read_model
@@ -83,6 +85,14 @@ def _facts(result: ModelledIteration) -> list[tuple[str, str]]:
         ("saved for backward", saved),
         ("kernels", f"{stats.kernels}, {stats.blocks} blocks"),
         ("iteration", f"{format_time(stats.compute_ns)} of compute (time model)"),
+        *_exchanges(result.trace),
         *launch_facts(result.trace),
         ("peak memory", f"{stats.recorded_peak_text()}, without offloading"),
     ]
+
+
+def _exchanges(trace: Trace) -> Iterator[tuple[str, str]]:
+    """What of the time of kernels GPUs exchange data in; nothing for a GPU alone."""
+    durations = [kernel.duration_ns for kernel in trace.kernels if kernel.op in frozenset(Collective)]
+    if durations:
+        yield "exchanges", f"{format_time(sum(durations))} of it, in {len(durations)} collectives (NCCL's cost model)"

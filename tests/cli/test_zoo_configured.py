@@ -56,6 +56,21 @@ def test_default_folder_names_model_batch_length_and_gpu(
     assert read_trace(tmp_path / "tiny-llama-b2-t32-h100").info.dtype == "float32"
 
 
+def test_one_of_several_gpus_has_its_part(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = ("zoo", "build", model, "--batch", 2, "--length", 32, "--tensor-parallel", 2)
+    done = simgpu(*usual, "--gpu", "h100-x8")
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "parameters 47,680 (47.68 k) of this GPU, 95,040 of all" in text
+    assert "of it, in 38 collectives (NCCL's cost model)" in text
+    assert "one of 2 GPUs" in read_trace(tmp_path / "tiny-llama-b2-t32-dtensor2-h100-x8").info.notes
+    done = simgpu(*usual, "--gpu", "h100", "--lora", 4)
+    assert done.exit_code == 2
+    assert "tensor_parallel: needs 2 GPUs of a node, and h100 has 1; give a node such as h100-x8" in done.stderr
+    assert "lora: LoRA next to tensor parallelism is not modelled; leave out one of them" in done.stderr
+
+
 def test_file_of_another_name_names_the_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (model / "config.json").rename(tmp_path / "llama1b.json")

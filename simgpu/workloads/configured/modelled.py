@@ -50,6 +50,13 @@ _MODELS: Mapping[str, Callable[[Build], LossModel]] = MappingProxyType(
 )
 
 
+#: What a trace's notes say of GPUs that share the model.
+_EXCHANGES = (
+    " Operators and collectives of one GPU as PyTorch 2.13's DTensor runs them with torchtitan's plan; collectives run "
+    "on the stream of compute, and take what NCCL's cost model gives for the node's links."
+)
+
+
 class SavedBlock(NamedTuple):
     """A block that autograd keeps for backward, and the layer that saved it first."""
 
@@ -244,6 +251,7 @@ def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
         "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
+        f"{_EXCHANGES if options.tensor_parallel > 1 else ''}"
         f"{ROUTING_NOTE if decoder.experts is not None else ''}"
         f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )

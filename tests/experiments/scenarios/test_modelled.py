@@ -205,6 +205,7 @@ def test_a_run_uses_the_epoch_of_the_scenario(tmp_path: Path) -> None:
         ),
         (["--dtype", "float32", "--tf32"], {"dtype": "float32", "tf32": True}),
         (["--compile", "layers"], {"compile": "layers"}),
+        (["--tensor-parallel", "2"], {"tensor_parallel": 2}),
     ],
 )
 def test_keys_of_a_configuration_are_those_of_zoo_build(
@@ -213,12 +214,13 @@ def test_keys_of_a_configuration_are_those_of_zoo_build(
     monkeypatch.chdir(tmp_path)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     Path("small.json").write_text(json.dumps({"model_type": "llama", **sizes, "vocab_size": 100}), encoding="utf-8")
-    build = ("zoo", "build", "small.json", "--batch", 1, "--length", 16, "--gpu", "a100", "-o", "built")
+    node = "a100-x8" if "tensor_parallel" in keys else "a100"
+    build = ("zoo", "build", "small.json", "--batch", 1, "--length", 16, "--gpu", node, "-o", "built")
     done = simgpu(*build, *options)
     assert done.exit_code == 0, done.output
     trace = {"model": "small.json", "length": 16, **keys}
     Path("try.yaml").write_text(
-        json.dumps({"schema": "simgpu.scenario/2", "trace": trace, "node": "a100", "policies": "none"}),
+        json.dumps({"schema": "simgpu.scenario/2", "trace": trace, "node": node, "policies": "none"}),
         encoding="utf-8",
     )
     outcome, built = load_scenario(Path("try.yaml")).trace, load_trace(Path("built"))

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
 from simgpu.hardware.collectives import Collective
 from simgpu.hardware.nodes import load_node
 from simgpu.program.instructions import Launch
@@ -21,8 +26,6 @@ from tests.policies.framework_runs import run
 from tests.workloads.configured.tensor_parallel_modules import recorded_part
 from tests.workloads.configured.test_against_transformers import SMALL, assert_equal, assert_saved_alike
 from tests.workloads.configured.transformers_models import autocasting
-
-import torch
 
 COUNT, LENGTH = 4, 128
 #: DTensor's names of collectives, and of a conversion that it calls below autograd.
@@ -138,7 +141,6 @@ def _selective(keep: tuple[str, ...]) -> dict[str, Any]:
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     )
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     def contexts() -> Any:
         products = {False: 0, True: 0}
