@@ -18,6 +18,8 @@ from simgpu.workloads.lowering.optimizer import Optimizer
 
 #: Families that are built of the same modules, as ``model_type``.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+#: bitsandbytes' takes no distributed tensors; SGD's momentum is laid out as gradients are, whole for the embedding.
+_OTHER_OPTIMIZERS = (Optimizer.ADAMW_8BIT, Optimizer.SGD)
 _LEAVE_OUT = "leave out one of them"
 
 
@@ -68,7 +70,7 @@ def _problems_of_others(decoder: Decoder, options: TrainingOptions) -> Iterator[
     others = (
         ("loss", f"the {options.loss} loss", options.loss != LossForm.EAGER),
         ("attention", options.attention, options.attention not in (AttentionForm.SDPA, AttentionForm.EAGER)),
-        ("optimizer", f"the optimizer {options.optimizer}", options.optimizer == Optimizer.ADAMW_8BIT),
+        ("optimizer", f"the optimizer {options.optimizer}", options.optimizer in _OTHER_OPTIMIZERS),
         ("master_weights", "float32 copies of the weights", options.master_weights),
         ("float8", "float8", options.float8),
         ("optimizer_in_backward", "updates within backward", options.optimizer_in_backward),

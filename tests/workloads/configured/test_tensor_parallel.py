@@ -106,6 +106,12 @@ def test_what_is_not_modelled_is_refused_all_at_once() -> None:
     assert "has a bias of attention's result" in str(error.value)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw-8bit"])
+def test_optimizers_whose_state_would_differ_are_refused(optimizer: str) -> None:
+    with pytest.raises(InputError, match=f"optimizer: the optimizer {optimizer} next to tensor parallelism"):
+        _built(2, optimizer=optimizer)
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "phi3", "mixtral", "gemma", "olmo2"])
 def test_other_families_are_refused(model_type: str) -> None:
     with pytest.raises(InputError, match=f"is modelled for llama, mistral, qwen2, qwen3, not for {model_type}"):
