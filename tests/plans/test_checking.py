@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
@@ -18,12 +20,14 @@ from simgpu.plans.search import smallest
 from simgpu.recorder import record
 from simgpu.torch.plan import Plan
 from tests.plans.models import MODELS
+from tests.sets import slow_except, slow_rows_except
 
 NODE = load_node("v100")
 #: Where a budget lies between the smallest peak of a plan and that without a plan.
 PARTS = (0.0, 0.1, 0.3, 0.6, 0.9)
 
 
+@cache
 def plan_of(name: str, part: float, offload: bool, micro_batches: int = 1) -> Plan:
     trace = record(MODELS[name], batch=16, micro_batches=micro_batches, repetitions=1, warmup=1)
     steps = Steps(trace)
@@ -46,7 +50,10 @@ def expect_agreement(name: str, part: float, offload: bool, micro_batches: int =
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "offload"), [("resnet", 0.3, False), ("bert-bf16", 0.1, False), ("lstm-cells", 0.1, True)]
+    ("name", "part", "offload"),
+    slow_rows_except(
+        [("resnet", 0.3, False), ("bert-bf16", 0.1, False), ("lstm-cells", 0.1, True)], ("resnet", 0.3, False)
+    ),
 )
 def test_pytorch_does_what_was_planned(name: str, part: float, offload: bool) -> None:
     expect_agreement(name, part, offload)
@@ -60,7 +67,7 @@ def test_pytorch_does_what_was_planned_for_every_model(name: str, part: float, o
     expect_agreement(name, part, offload)
 
 
-@pytest.mark.parametrize("offload", [False, True], ids=["recompute", "offload"])
+@pytest.mark.parametrize("offload", slow_except([False, True], False), ids=["recompute", "offload"])
 def test_pytorch_does_what_was_planned_for_micro_batches(offload: bool) -> None:
     expect_agreement("mobilenet", 0.3, offload, micro_batches=4)
 
@@ -106,7 +113,7 @@ def test_a_plan_of_another_iteration_is_refused() -> None:
         check_plan(other, MODELS["convnet"])
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", slow_except([1, 2], 1))
 def test_of_a_plan_for_a_modelled_gpu_gradients_are_compared_on_a_cpu(micro_batches: int) -> None:
     trace = record(MODELS["resnet"], batch=8, gpu="v100", micro_batches=micro_batches)
     peak = Candidate(Steps(trace)).trail(NODE).peak
@@ -117,6 +124,7 @@ def test_of_a_plan_for_a_modelled_gpu_gradients_are_compared_on_a_cpu(micro_batc
     assert ["equal micro-batches" in note for note in result.notes[1:]] == [True] * (micro_batches - 1)
 
 
+@pytest.mark.slow
 def test_a_plan_that_offloads_what_only_a_gpu_saves_cannot_run_on_a_cpu() -> None:
     trace = record(MODELS["gpt-dropout"], batch=8, gpu="v100")
     peak = Candidate(Steps(trace)).trail(NODE).peak

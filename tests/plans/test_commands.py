@@ -12,6 +12,7 @@ pytest.importorskip("scipy", reason="SciPy is not installed: simgpu with its ext
 
 from simgpu.torch.plan import read_plan
 from tests.cli.cli_helpers import simgpu
+from tests.sets import slow_except
 
 _MAKE = ("--batch", "16", "--node", "v100", "--budget", "16MB", "-q")
 
@@ -49,7 +50,7 @@ def test_settings_of_other_frameworks_are_printed() -> None:
         assert framework in made.stdout
 
 
-@pytest.mark.parametrize("json", [[], ["--json"]])
+@pytest.mark.parametrize("json", slow_except([[], ["--json"]], []))
 def test_without_equal_layers_there_are_no_settings_and_a_reason(json: list[str]) -> None:
     made = simgpu("plan", "resnet20", "--batch", "16", "--node", "v100", "-q", "--settings", *json)
     assert made.exit_code == 0, made.output

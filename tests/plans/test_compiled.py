@@ -99,7 +99,8 @@ def expect_the_iteration(name: str, shares: tuple[float, ...], micro_batches: in
         assert lives(planned.trace) == lives(actual)
 
 
-@pytest.mark.parametrize("name", ["se-resnet", pytest.param("gpt-dropout", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["se-resnet", "gpt-dropout"])
 def test_the_iteration_is_what_pytorch_runs(name: str) -> None:
     expect_the_iteration(name, (0.5,))
 
@@ -130,6 +131,7 @@ def all_choices(step: CompiledStep) -> Iterator[tuple[int, int]]:
         yield peak_of(trace), trace.compute_ns
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_best_of_all_choices() -> None:
     step = step_of("layers", 4096)
     choices = sorted(all_choices(step))
@@ -184,6 +186,7 @@ def dropouts(batch: int) -> tuple[Any, ...]:
     return nn.Sequential(*layers), torch.randn(batch, 64), torch.randn(batch, 64), nn.MSELoss()
 
 
+@pytest.mark.slow
 def test_random_numbers_that_are_drawn_again_are_the_same() -> None:
     step = record_compiled(dropouts, batch=64)
     made = plan(step, "v100", between(step, 0.0))
@@ -209,6 +212,7 @@ def expect_at_least_as_good_as_pytorch(name: str) -> None:
         assert found is not None and found.tried.time_ns <= time_ns
 
 
+@pytest.mark.slow
 def test_no_solver_of_pytorch_recomputes_less_at_the_same_peak() -> None:
     expect_at_least_as_good_as_pytorch("inception")
 

@@ -31,6 +31,8 @@ from tests.plans.loops import LOOPS, Training, accumulating, backward_twice
 NODE = simgpu.load_node("v100")
 #: Loops that are planned with offloads.
 OFFLOADED = ("accumulating", "backward-twice")
+#: Loops whose plans take several seconds.
+LONG = ("accumulating", "contrasting", "teaching")
 #: The operator that allocates memory without writing it: an offload makes more of them.
 _ALLOCATES = "aten::empty"
 
@@ -75,7 +77,7 @@ def expect_agreement(name: str, part: float, offload: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "offload"),
     [
-        pytest.param(name, name in OFFLOADED, marks=[pytest.mark.slow] if name == "contrasting" else [])
+        pytest.param(name, name in OFFLOADED, marks=[pytest.mark.slow] if name in LONG else [])
         for name in LOOPS
         if name != "compiled"
     ],
@@ -136,6 +138,7 @@ def test_what_the_loop_calls_between_steps_of_optimizers_is_in_the_plan(tmp_path
         assert json.loads((tmp_path / "plan.json").read_text())["loop"] == groups
 
 
+@pytest.mark.slow
 def test_an_epochs_last_step_may_have_fewer_micro_batches() -> None:
     torch.manual_seed(0)
     loop = accumulating()

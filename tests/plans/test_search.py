@@ -26,6 +26,7 @@ from simgpu.recorder import record
 from simgpu.trace.model import Trace
 from tests.plans.iterations import random_regions
 from tests.plans.models import MODELS, Gpt
+from tests.sets import slow_except, slow_rows_except
 
 NODE = load_node("v100")
 
@@ -41,7 +42,7 @@ def budgets(choices: Choices, parts: int) -> list[int]:
     return [least + (plain - least) * part // parts for part in range(parts + 1)]
 
 
-@pytest.mark.parametrize("name", ["convnet", "autoencoder"])
+@pytest.mark.parametrize("name", slow_except(["convnet", "autoencoder"], "autoencoder"))
 def test_the_plan_is_the_best_of_all_plans_of_recomputation(name: str) -> None:
     choices = Choices(Steps(recorded(name)), offload=False)
     keeps = [[frozenset(c for c, on in zip(own, bits, strict=True) if on) for bits in product((0, 1), repeat=len(own))]
@@ -60,7 +61,8 @@ def test_the_plan_is_the_best_of_all_plans_of_recomputation(name: str) -> None:
     assert budgets(choices, 1)[0] == min(peak for peak, _ in every)
 
 
-@pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.slow), "gpt"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "gpt"])
 def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str) -> None:
     choices = Choices(Steps(recorded(name)))
     searches = [Search(choices, NODE, budget) for budget in budgets(choices, 3)]
@@ -73,7 +75,7 @@ def test_step_times_fall_with_the_budget_and_reach_no_bound_from_below(name: str
         assert 0 < search.lower_bound() <= each.time_ns * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("name", "slower"), [("gpt", 8), ("unet", 128)])
+@pytest.mark.parametrize(("name", "slower"), slow_rows_except([("gpt", 8), ("unet", 128)], ("gpt", 8)))
 def test_no_plan_with_offloads_is_below_the_bound(name: str, slower: int) -> None:
     """Random plans that fit are simulated on links of several bandwidths."""
     steps = Steps(recorded(name))

@@ -15,10 +15,14 @@ from simgpu.workloads.rescale import at_batch
 from simgpu.workloads.timemodel.model import time_model
 from tests.recorder.test_attention import attention
 from tests.recorder.test_no_device import modelled
+from tests.sets import slow_rows_except
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "other"), [("resnet20", 32, 64), ("vgg11", 32, 128), ("transformer", 8, 24)]
+    ("model", "batch", "other"),
+    slow_rows_except(
+        [("resnet20", 32, 64), ("vgg11", 32, 128), ("transformer", 8, 24)], ("vgg11", 32, 128), ("transformer", 8, 24)
+    ),
 )
 def test_a_rescaled_recording_equals_one_at_that_batch_except_for_time(model: str, batch: int, other: int) -> None:
     """Kernels that are given a block for its shape alone, or read a part of it, are taken to read it all: under 1%."""

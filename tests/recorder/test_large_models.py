@@ -16,6 +16,7 @@ from simgpu.recorder import BUILT_IN_MODELS, record
 from simgpu.recorder.large_models import gpt2_small, resnet50, vgg16
 from simgpu.recorder.workload import Workload, find_factory
 from tests.recorder.variants import SMALLER
+from tests.sets import slow_except
 
 LAYERS = {
     "vgg16": [*(f"stage{stage}" for stage in range(1, 6)), "classifier"],
@@ -103,7 +104,7 @@ def test_the_label_of_a_token_is_the_next_one() -> None:
     assert workload.loss(scores, *workload.labels) < 1e-6
 
 
-@pytest.mark.parametrize("name", SMALLER)
+@pytest.mark.parametrize("name", slow_except(SMALLER, "gpt2-small"))
 def test_kernels_of_large_models_have_their_layers(name: str) -> None:
     assert name in BUILT_IN_MODELS
     trace = record(SMALLER[name], batch=2, gpu="2080ti")

@@ -35,6 +35,7 @@ from tests.recorder.live_bytes import live_bytes
 from tests.recorder.small_models import block, kernels, named, only, plain_sgd, summed
 from tests.recorder.variants import small
 from tests.recorder.wide_models import resnet50
+from tests.sets import slow_except
 
 GPU = GpuSpec("a GPU", memory=2**34, architecture="volta")
 _MIB = 2**20
@@ -90,10 +91,7 @@ def graph(trace: Trace) -> tuple[list[Kernel], tuple[Block, ...], tuple[SavedTen
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name.startswith("photos") else name
-        for name in sorted(BUILT_IN_MODELS)
-    ],
+    slow_except(sorted(BUILT_IN_MODELS), "digits-cnn", "mlp", "resnet20", "transformer", "words-lstm"),
 )
 def test_graph_sizes_and_lifetimes_are_those_of_a_recording(name: str) -> None:
     recorded = record(small(name), batch=3, repetitions=1, warmup=1)
@@ -176,6 +174,7 @@ def test_data_and_modules_from_outside_the_factory_are_taken_in() -> None:
     assert type(module.weight) is nn.Parameter
 
 
+@pytest.mark.slow
 def test_a_large_model_takes_seconds_and_hardly_any_memory() -> None:
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     trace = modelled(resnet50, 512)

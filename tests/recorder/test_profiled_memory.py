@@ -19,6 +19,7 @@ from simgpu.recorder.workload import find_factory, make_workload
 from simgpu.trace.check import check_trace
 from tests.recorder.live_bytes import live_bytes
 from tests.recorder.variants import small
+from tests.sets import slow_except
 
 #: Operators that allocate and free memory inside themselves, which no tensor shows.
 _WITH_SCRATCH = (
@@ -71,7 +72,7 @@ PROFILED = sorted({*BUILT_IN_MODELS} - {"resnet50"})
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name.startswith("photos") else name for name in PROFILED],
+    slow_except(PROFILED, "digits-cnn", "mlp", "resnet20", "transformer", "words-lstm"),
 )
 def test_peak_is_the_profilers_to_the_byte(name: str) -> None:
     trace = record(small(name), batch=4, repetitions=1, warmup=1)
@@ -83,7 +84,7 @@ def test_peak_is_the_profilers_to_the_byte(name: str) -> None:
     assert max(live_bytes(trace)) == peak
 
 
-@pytest.mark.parametrize("name", ["mlp", "vgg11", "resnet20"])
+@pytest.mark.parametrize("name", slow_except(["mlp", "vgg11", "resnet20"], "mlp", "resnet20"))
 def test_blocks_are_the_profilers_allocations(name: str) -> None:
     trace = record(name, batch=4, repetitions=1, warmup=1)
     created = Counter(block.bytes for block in trace.blocks if not block.persistent and block.bytes > _NUMBER_BYTES)

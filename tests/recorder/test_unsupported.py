@@ -229,6 +229,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 def test_models_of_several_processes_are_refused_by_the_name_of_what_spreads_them(tmp_path: Path) -> None:
     """Without a process group, and in one of a single process; each with a device and without."""

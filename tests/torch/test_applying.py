@@ -63,7 +63,7 @@ def outside(module: nn.Module) -> tuple[Any, ...]:
 
 
 def test_a_model_is_as_before_after_a_plan_also_if_training_fails() -> None:
-    plan, train = plan_of("gpt", 0.1, offload=True), training("gpt", batch=16)
+    plan, train = plan_of("resnet", 0.1, offload=True), training("resnet", batch=16)
     module = train.workload.module
     before = outside(module)
     with pytest.raises(ZeroDivisionError), plan.apply(module):
@@ -90,7 +90,7 @@ def test_evaluation_inside_a_plan_neither_counts_nor_changes() -> None:
 
 
 def test_a_plan_for_another_model_names_the_first_differences() -> None:
-    plan = plan_of("gpt", 0.3, offload=False)
+    plan = plan_of("gpt", 0.1, offload=False)
     wider = training("gpt").workload.module
     wider.blocks[1].mlp[0] = nn.Linear(32, 96)
     with pytest.raises(

@@ -38,6 +38,7 @@ from simgpu.validation.harness.session import run_method
 from simgpu.validation.managed import methods
 from simgpu.validation.measured import Copies, MeasuredKind, MeasuredMachine, MeasuredRun, Method
 from simgpu.validation.timelines.comparison import compare_timelines
+from tests.sets import slow_rows_except
 
 _COPIES = Copies(d2h=10**9, h2d=10**9, bidirectional_d2h=10**9, bidirectional_h2d=10**9, latency_ns=10, blocking_ns=100)
 MACHINE = MeasuredMachine("a CPU", "cpu", 2**40, 1, 2, _COPIES, 5, "a CPU", "2026-01-31")
@@ -170,8 +171,14 @@ def test_checkpointing_is_that_of_pytorch_but_for_the_state_of_its_random_number
     assert kernels - sum(span.kind is MeasuredKind.KERNEL for span in plain(name).spans) == len(again) > 0
 
 
-@pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
+@pytest.mark.parametrize(
+    ("name", "offload"),
+    slow_rows_except(
+        [(name, offload) for name in MODELS if name != "mlp" for offload in (False, True)],
+        ("gpt", True),
+        ("resnet20", False),
+    ),
+)
 def test_a_plan_runs_as_its_counterpart_but_for_the_state_of_random_numbers(
     name: str, offload: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from simgpu.validation.devices.cpu_streams import CpuEvent
 from simgpu.validation.devices.cuda import SpinRate, calibrate
 from simgpu.validation.measured import MeasuredKind
 from tests.recorder.live_bytes import live_bytes
+from tests.sets import slow_except
 from tests.validation.managed_workloads import BLOCKS, optimizer_of, workload_of
 
 _MIB = 2**20
@@ -224,7 +225,7 @@ def test_temporaries_of_an_operator_do_not_count_in_a_cpus_peak(cpu: CpuDevice) 
         assert peak.peak_bytes - peak.initial_bytes == result
 
 
-@pytest.mark.parametrize("kind", sorted(BLOCKS))
+@pytest.mark.parametrize("kind", slow_except(sorted(BLOCKS), "tokens"))
 def test_peak_of_an_iteration_is_that_of_its_trace_to_the_byte(cpu: CpuDevice, kind: str) -> None:
     batch = workload_of(kind).inputs[0].shape[0]
     trace = record(lambda: workload_of(kind), batch=batch, repetitions=1, warmup=1, optimizer="sgd")

@@ -233,8 +233,7 @@ def test_save_on_cpu_holds_one_that_came_back_and_two_gradients(device: CpuDevic
     assert peak_of(device, workload, Method.SAVE_ON_CPU, {}) == (1 + 2 + held) * _MIB + _LOSS
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("stash", [0, 1, 3])
+@pytest.mark.parametrize(("stash", "prefetch"), [(0, 0), (0, 3), (1, 1), (3, 0), (3, 3)])
 def test_async_offload_peak_is_fetched_blocks_and_two_gradients(device: CpuDevice, prefetch: int, stash: int) -> None:
     """Where the second last output is taken, of the stash all but the last output is there, fetched or not."""
     workload = chain_of(*(nn.Sigmoid() for _ in range(8)))

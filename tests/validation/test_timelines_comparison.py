@@ -27,7 +27,7 @@ NODE = NodeSpec("made", GpuSpec("made", memory=10**9), LinkSpec("made", d2h_band
 TRACE = chain([1000, 2000, 3000, 4000], [2000, 4000, 6000, 8000], [1000, 2000, 3000, 4000])
 
 #: Three copies out of x1, x2, x3 next to the forward kernels, and three in next to the backward ones; 30 us in all.
-RESULT = simgpu.simulate(TRACE, NODE, "vdnn")
+RESULT = simgpu.simulate(TRACE, NODE, "vdnn", engine="simpy")
 SPANS = as_if_measured(RESULT)
 STEP = 30_000
 OUT = [place for place, span in enumerate(SPANS) if span.kind is MeasuredKind.COPY_D2H]

@@ -146,10 +146,8 @@ CASES += [("gpt2", "float32", "sdpa")]
 #: These run in every test run; the others take a minute together.
 QUICK = {
     ("llama", "bfloat16", "sdpa"),
-    ("qwen3", "bfloat16", "flash_attention_2"),
     ("gpt2", "float32", "sdpa"),
     ("qwen2_moe", "bfloat16", "sdpa"),
-    ("gemma3", "bfloat16", "sdpa"),
 }
 
 

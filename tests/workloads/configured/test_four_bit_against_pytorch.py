@@ -23,10 +23,10 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
     ("name", "form", "dtype", "autocast"),
     [
         ("llama", "nf4-double", "bfloat16", None),
-        ("llama", "nf4-double", "float32", "bfloat16"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("llama", "nf4-double", "float32", "bfloat16"),
                 ("llama", "nf4", "bfloat16", None),
                 ("qwen2", "nf4", "bfloat16", None),
                 ("gemma3", "nf4", "bfloat16", None),

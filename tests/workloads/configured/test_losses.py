@@ -72,6 +72,7 @@ def saved_for_loss(trace: Trace) -> list[tuple[object, ...]]:
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_chunk_saves_what_the_partitioner_of_pytorch_saves() -> None:
     rows = BATCH * (LENGTH - 1)
     sizes = [rows // CHUNKS + (place < rows % CHUNKS) for place in range(CHUNKS)]

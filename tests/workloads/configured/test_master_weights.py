@@ -77,10 +77,14 @@ def add_to_main(weight: Any) -> None:
     ("form", "name", "micro_batches"),
     [
         ("copied", "llama", 1),
-        ("main-grad", "llama", 2),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("copied", "llama-biased", 2), ("main-grad", "llama-biased", 1), ("main-grad", "gpt2", 1))
+            for case in (
+                ("main-grad", "llama", 2),
+                ("copied", "llama-biased", 2),
+                ("main-grad", "llama-biased", 1),
+                ("main-grad", "gpt2", 1),
+            )
         ),
     ],
 )

@@ -70,13 +70,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        pytest.param(name, options, marks=[] if (name, options) == ("t5", "autocast") else [pytest.mark.slow])
-        for name in SMALL
-        for options in OPTIONS
-    ],
+    [(name, options) for name in SMALL for options in OPTIONS],
 )
 def test_options_of_training_run_what_pytorch_does(name: str, options: str) -> None:
     given = OPTIONS[options]

@@ -82,6 +82,7 @@ def test_adapters_run_and_save_what_pytorch_does(name: str, dtype: str, targets:
         assert_saved_alike(mine, theirs)
 
 
+@pytest.mark.slow
 def test_adapters_in_the_format_of_the_weights_run_and_save_what_pytorch_does() -> None:
     targets = ("q_proj", "v_proj", "down_proj")
     mine = built(SMALL["llama"], dtype="bfloat16", lora=8, lora_targets=targets, lora_dtype="bfloat16").trace
@@ -90,6 +91,7 @@ def test_adapters_in_the_format_of_the_weights_run_and_save_what_pytorch_does() 
     assert_saved_alike(mine, theirs)
 
 
+@pytest.mark.slow
 def test_scaled_gradients_run_what_pytorch_does() -> None:
     options: dict[str, Any] = {"micro_batches": 2, "grad_scaler": True}
     mine = built(SMALL["llama"], dtype="float32", autocast="float16", **options).trace
