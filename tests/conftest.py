@@ -10,6 +10,11 @@ from zlib import crc32
 import pytest
 from hypothesis import settings
 
+from simgpu.compiling import is_cached
+from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
+from simgpu.simulation.run import simulate
+from simgpu.trace.chain import chain
+
 # Several tests run at the same time, and PyTorch's threads spin while they wait for a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -24,10 +29,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-claim", metavar="DIR", help=claims)
     examples = "random tests try this multiple of their full number of examples (default: 0.15)"
     parser.addoption("--examples", type=float, default=0.15, metavar="FACTOR", help=examples)
-    sample = "run one in N of the selected tests, the same ones each time"
-    parser.addoption("--sample", type=int, default=1, metavar="N", help=sample)
-    turn = "of the N parts that --sample divides tests into, run number K, counted around (default: 0)"
+    sample = "run one in N of the selected tests, or of those with a mark, as in slow=12,exhaustive=32"
+    parser.addoption("--sample", type=shares_by_mark, default={}, metavar="N", help=sample)
+    turn = "of the N parts that --sample divides tests into, run number K, counted around; of exhaustive ones the first"
     parser.addoption("--turn", type=int, default=0, metavar="K", help=turn)
+
+
+def shares_by_mark(text: str) -> dict[str, int]:
+    """How many parts the tests with each mark have, those without a mark under the empty text.
+
+    >>> shares_by_mark("slow=12,exhaustive=32"), shares_by_mark("12")
+    ({'slow': 12, 'exhaustive': 32}, {'slow': 12, 'exhaustive': 12, '': 12})
+    """
+    if "=" not in text:
+        return dict.fromkeys(("slow", "exhaustive", ""), int(text))
+    return {mark: int(share) for mark, share in (part.split("=") for part in text.split(","))}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles the machine in the second of several processes, while the first one compiles the tests."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not is_cached("simgpu.machine.compiled", "execute"):
+        node = NodeSpec("example", GpuSpec("gpu", 100), LinkSpec("pcie", 1, 1))
+        simulate(chain([1], [1], [1]), node, "none", engine="compiled")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,14 +59,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if both:
         raise pytest.UsageError(f"marked both slow and exhaustive: {', '.join(both)}; remove one of the marks")
     scale_examples(items, config.getoption("--examples"))
-    share, turn = config.getoption("--sample"), config.getoption("--turn")
-    drawn = [item for item in items if (crc32(item.nodeid.encode()) - turn) % share == 0]
+    drawn = [item for item in items if is_drawn(item, config.getoption("--sample"), config.getoption("--turn"))]
     items[:] = sorted(drawn, key=lambda item: item.get_closest_marker("compiles") is None)
+
+
+def is_drawn(item: pytest.Item, shares: dict[str, int], turn: int) -> bool:
+    """Whether a test is in the sample."""
+    mark = next((mark for mark in ("slow", "exhaustive") if item.get_closest_marker(mark)), "")
+    return (crc32(item.nodeid.encode()) - (0 if mark == "exhaustive" else turn)) % shares.get(mark, 1) == 0
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A part of a few tests may have none of them."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--sample") > 1:
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--sample"):
         session.exitstatus = pytest.ExitCode.OK
 
 
