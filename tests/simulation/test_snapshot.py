@@ -32,6 +32,7 @@ from simgpu.simulation.snapshot import (
 )
 from simgpu.trace.allocations import AllocatorAction
 from simgpu.trace.chain import chain
+from tests.sets import slow_rows_except
 
 MIB = 2**20
 
@@ -41,8 +42,14 @@ def run(policy: str = "vdnn", pool: str = "caching", allocator: str | None = Non
     return simgpu.simulate(trace, node, policy, pool=pool, allocator=allocator)
 
 
-@pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
-@pytest.mark.parametrize("policy", ["none", "vdnn", pytest.param("superneurons", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("policy", "allocator"),
+    slow_rows_except(
+        [(policy, how) for policy in ("none", "vdnn", "superneurons") for how in (None, "expandable_segments:True")],
+        ("none", None),
+        ("vdnn", "expandable_segments:True"),
+    ),
+)
 def test_the_snapshot_of_a_run_reserves_and_allocates_what_the_run_did(
     policy: str, allocator: str | None, tmp_path: Path
 ) -> None:

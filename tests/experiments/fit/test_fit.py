@@ -263,12 +263,16 @@ def test_the_training_that_was_requested_is_the_base_of_all_options(model: Path)
     assert "options below fused attention include fused AdamW and fused attention" in result.notes()
 
 
+@pytest.mark.slow
 def test_float8_is_the_base_of_all_options_and_names_gpus_that_have_it(model: Path) -> None:
     """Smaller boards with enough memory, such as the RTX 3060, have no float8. LoRA next to it is not modelled."""
     result = simgpu.fit(model, NODE, batch=1, length=256, float8="tensorwise", budget="8 MiB")
     assert {row.candidate.build["float8"] for row in result} == {"tensorwise"}
     assert result.larger_gpus[0].startswith("rtx4060")
     assert [row.candidate.label[:5] for row in result if row.run is None] == ["LoRA ", "QLoRA"]
+
+
+def test_float8_is_refused_on_a_gpu_without_it(model: Path) -> None:
     with pytest.raises(InputError, match=r"float8: A100 PCIe 40GB \(ampere\) has no .* float8"):
         simgpu.fit(model, "a100", batch=1, length=256, float8="tensorwise")
 
@@ -414,6 +418,7 @@ def test_gpus_that_share_switches_cost_more_and_the_answer_says_how_much() -> No
     assert "on each of 8 GPUs" in shared.answer
 
 
+@pytest.mark.slow
 def test_a_search_marks_what_fits_without_the_margin_as_tight(model: Path) -> None:
     """A search leaves a margin, so that what needs less than the budget alone is not out of memory."""
     question = Question(workload_of(model, {}), NODE, None, 128, 2**40)

@@ -175,8 +175,9 @@ def test_a_length_beyond_the_sliding_window_saves_a_mask_in_each_layer() -> None
     assert [mask.layer for mask in masks] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
 
 
-@pytest.mark.parametrize("inside", ["none", "checkpoint"])
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32", "autocast": "bfloat16"}])
+@pytest.mark.parametrize(
+    ("inside", "options"), [("checkpoint", {}), ("none", {"dtype": "float32", "autocast": "bfloat16"})]
+)
 def test_micro_batches_need_the_memory_of_the_policy_that_accumulates(options: dict[str, Any], inside: str) -> None:
     """`accumulate` splits the trace of the whole batch; it does not model the divided loss, four bytes."""
     values, node = {**SMALL, "vocab_size": 5000}, load_node("h100")

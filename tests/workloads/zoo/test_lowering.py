@@ -15,6 +15,7 @@ from simgpu.workloads.lowering.entry import operations_of
 from simgpu.workloads.lowering.framework import Framework
 from simgpu.workloads.lowering.optimizer import Optimizer
 from simgpu.workloads.network import Layer, LayerKind, Network, Weight
+from tests.sets import slow_except
 from tests.workloads.zoo.networks import (
     EXAMPLES,
     MAP,
@@ -48,6 +49,10 @@ def example(request: pytest.FixtureRequest) -> Network:
     return EXAMPLES[request.param]()
 
 
+#: Their layers are those of smaller networks of the same family.
+DEEP = ("bert-large", "resnet101", "resnet152", "vgg101", "vit-large")
+
+
 # --- any network --------------------------------------------------------------------------------------------
 
 
@@ -59,7 +64,7 @@ def test_every_lowered_trace_is_valid_and_has_known_lifetimes(example: Network, 
 
 
 @pytest.mark.parametrize("framework", [Framework.PYTORCH, Framework.FUSED])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_except(NETWORKS, *(name for name in NETWORKS if name not in DEEP)))
 def test_every_network_of_the_zoo_lowers_to_a_valid_trace(name: str, framework: Framework) -> None:
     net, batch = build(name), 2
     trace = lowered(net, batch, Flat((Choice("direct", 5, 100),)), framework=framework)
