@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -44,6 +45,18 @@ def shares_by_mark(text: str) -> dict[str, int]:
     if "=" not in text:
         return dict.fromkeys(("slow", "exhaustive", ""), int(text))
     return {mark: int(share) for mark, share in (part.split("=") for part in text.split(","))}
+
+
+class WithoutExamples:
+    """A plugin, since hooks of this file apply to tests alone: modules without an example are not imported."""
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        own = collection_path.suffix == ".py" and collection_path.is_relative_to(config.rootpath / "simgpu")
+        return True if own and ">>> " not in collection_path.read_text(encoding="utf-8") else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(WithoutExamples())
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
