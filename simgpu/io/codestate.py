@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import platform
 import re
 import sys
@@ -68,10 +69,11 @@ def digest_of(files: Iterable[tuple[str, Path]]) -> str:
 
 def files_below(folder: Path) -> Iterator[Path]:
     """The files below a folder, without caches of compiled code and hidden files."""
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if "__pycache__" not in parts and not any(part.startswith(".") for part in parts) and path.is_file():
-            yield path
+    paths = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        paths += [Path(root, name) for name in names if not name.startswith(".")]
+    yield from (path for path in sorted(paths) if path.is_file())
 
 
 def _named(folder: Path) -> Iterator[tuple[str, Path]]:
