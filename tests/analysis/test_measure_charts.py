@@ -144,6 +144,7 @@ def test_widely_spread_ratios_have_a_logarithmic_axis_and_close_ones_look_close(
     assert close.get_ylim()[1] - close.get_ylim()[0] > 0.04
 
 
+@pytest.mark.slow
 def test_panels_in_a_row_share_their_axis_label() -> None:
     panels: list[Panel] = [SWEEP._replace(name=f"net {number}") for number in range(7)]
     axes = drawn(panels).axes
@@ -153,6 +154,7 @@ def test_panels_in_a_row_share_their_axis_label() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_six_panels_form_two_rows_of_three() -> None:
     axes = drawn([SWEEP._replace(name=f"net {number}") for number in range(6)]).axes
     assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 3)

@@ -114,7 +114,7 @@ def test_plots_can_be_drawn_on_axes_of_the_caller(draw) -> None:
     assert ax.get_title(loc="left") == "mine"
 
 
-@pytest.mark.parametrize("budget", [None, 1_360_000_000, 80 * GIB])
+@pytest.mark.parametrize("budget", slow_except([None, 1_360_000_000, 80 * GIB], 1_360_000_000))
 @pytest.mark.parametrize("iteration", slow_except([0, None], None))
 def test_no_labels_overlap_or_leave_the_figure(budget: int | None, iteration: int | None) -> None:
     figure = plot_run(layered_run(), budget=budget, iteration=iteration)

@@ -113,6 +113,7 @@ def test_a_single_snapshot_has_no_drift_plot(dumps: Path, tmp_path: Path) -> Non
     assert (out / "heatmap.png").exists()
 
 
+@pytest.mark.slow
 def test_a_trace_has_no_heat_map_and_names_the_source_of_its_numbers(tmp_path: Path) -> None:
     rows = tuple(CompressedSize("x1", epoch, "bpc", "plain", 128, 8, 3) for epoch in (0, 5))
     write_trace(replace(chain([5], [7], [300]), compressibility=rows), tmp_path / "recorded")

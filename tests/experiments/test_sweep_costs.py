@@ -84,6 +84,7 @@ def saved_bytes(trace: Trace) -> int:
     return sum(blocks[row.block].bytes for row in kept if not (row.layer or "").startswith(("lm_head", "loss")))
 
 
+@pytest.mark.slow
 def test_the_cost_of_an_offload_follows_from_quadratic_compute_and_linear_bytes() -> None:
     """A pass takes no less than its kernels and its copies, and no more than both one after the other.
 

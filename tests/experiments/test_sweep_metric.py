@@ -27,7 +27,7 @@ def slow(sweep: Sweep) -> Any:
     [
         sweep_of({"pool": ["counting", "addressed", "caching"]}, policies=["none", "vdnn"]),
         sweep_of({"node": ["laptop-2gb", "a100-flash"], "budget": ["100%", "1 GiB"]}, policies=["none", "g10"]),
-        sweep_of({"data_parallel.gpus": [1, 2]}, node="k40-x4"),
+        slow(sweep_of({"data_parallel.gpus": [1, 2]}, node="k40-x4")),
         pytest.param(
             sweep_of({"epoch": [0]}, node="buddy-gpu", trace="hpc-cg", policies=["buddy"]), marks=pytest.mark.slow
         ),

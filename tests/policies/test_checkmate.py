@@ -155,7 +155,7 @@ def test_kernels_that_only_count_do_not_keep_a_layer_from_running_again() -> Non
     assert result.ideal_ns < result.iteration_ns < 1.15 * result.ideal_ns
 
 
-@pytest.mark.parametrize("nothing_found", [False, True])
+@pytest.mark.parametrize("nothing_found", slow_except([False, True], True))
 def test_where_highs_is_stopped_the_result_says_so(monkeypatch: pytest.MonkeyPatch, nothing_found: bool) -> None:
     """It then has a poor answer, or none; the rounded program and Revolve's snapshots are tried too."""
     own = checkmate_program.minimize

@@ -93,7 +93,7 @@ class TestHome(PolicyContract):
 
 class TestJoint(PolicyContract):
     policy = "joint"
-    parameter_sets = ({"evaluations": 2000, "lower_bound": False},)
+    parameter_sets = ({"evaluations": 500, "lower_bound": False},)
 
 
 class TestCheckpoint(PolicyContract):
@@ -148,7 +148,7 @@ class TestOffloadGroups(PolicyContract):
 
 class TestCheckmate(PolicyContract):
     policy = "checkmate"
-    parameter_sets = ({"groups": 10, "evaluations": 10_000}, {"groups": 12, "method": "rounding"})
+    parameter_sets = ({"groups": 10, "evaluations": 2000}, {"groups": 12, "method": "rounding"})
 
 
 class TestRevolve(PolicyContract):

@@ -25,6 +25,7 @@ from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.rescale import at_batch
 from tests.cli.cli_helpers import simgpu as command_line
 from tests.semantics.networks import network, several
+from tests.sets import slow_except
 
 GPU_EXCHANGES = [(gpus, exchange) for gpus in (2, 4) for exchange in ("gather", "host")]
 
@@ -69,7 +70,7 @@ def test_policies_run_on_several_gpus_and_are_steady(
     assert len(result.timeline.device_memories) == gpus
 
 
-@pytest.mark.parametrize("budget", ["40 MiB", "120 MiB"])
+@pytest.mark.parametrize("budget", slow_except(["40 MiB", "120 MiB"], "40 MiB"))
 def test_every_gpu_respects_the_budget(node: NodeSpec, budget: str):
     trace = build_trace("resnet20", batch=64, gpu=node.gpu)
     for exchange in ("gather", "host"):

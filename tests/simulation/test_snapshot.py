@@ -157,8 +157,10 @@ def test_a_run_without_allocations_is_refused() -> None:
         memory_snapshot(simgpu.simulate(trace, node, "um"))
 
 
-@pytest.mark.parametrize("budget", [30, 40, 45, 55])
-@pytest.mark.parametrize("allocator", [None, "expandable_segments:True"])
+@pytest.mark.parametrize(
+    ("budget", "allocator"),
+    [(30, None), (40, "expandable_segments:True"), (45, None), (55, "expandable_segments:True")],
+)
 def test_the_snapshot_of_a_run_out_of_memory_ends_with_the_oom(
     budget: int, allocator: str | None, tmp_path: Path
 ) -> None:

@@ -345,6 +345,7 @@ def test_t5_and_dit_are_run_from_their_configurations(tmp_path: Path) -> None:
         simgpu.fit(dit, NODE, batch=1, length=128)
 
 
+@pytest.mark.slow
 def test_sizes_of_labels_and_of_latent_images_are_those_of_the_iteration(tmp_path: Path) -> None:
     t5, unet = tmp_path / "t5.json", tmp_path / "unet.json"
     t5.write_text(json.dumps({"model_type": "t5", "d_model": 64, "num_layers": 1, "d_kv": 16, "num_heads": 4}))

@@ -14,6 +14,7 @@ from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.sets import slow_except
 
 _BATCH, _LENGTH, _HEADS, _WIDTH, _INNER, _WORDS = 2, 48, 4, 64, 176, 512
 _TOKENS = _BATCH * _LENGTH
@@ -96,7 +97,7 @@ def test_compiled_layers_under_autocast_keep_the_weights_of_products_in_half_pre
     assert 2 * _WIDTH * _INNER in {blocks[each].bytes for each in copies}
 
 
-@pytest.mark.parametrize("form", ["layers", "model"])
+@pytest.mark.parametrize("form", slow_except(["layers", "model"], "model"))
 def test_micro_batches_run_the_graphs_again_in_the_same_memory(form: str) -> None:
     once, twice = built(form), built(form, micro_batches=2)
     check_trace(twice.trace)

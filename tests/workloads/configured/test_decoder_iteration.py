@@ -34,13 +34,13 @@ def built(values: dict[str, Any], length: int = 32, **options: Any) -> ModelledI
     return decoder_iteration(decoder_of(values), **given, options=TrainingOptions(**options))
 
 
-#: The smallest model of most families; building the others takes half a second to seconds, of many experts longest.
-SMALLEST = ("openai-community/gpt2", "EleutherAI/pythia-410m", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B")
-SMALLEST += ("meta-llama/Llama-3.2-1B", "google/gemma-2b", "google/gemma-2-2b", "microsoft/phi-2")
+#: The smallest model of families that differ; building one takes up to a second, of many experts longer.
+SMALLEST = ("openai-community/gpt2", "EleutherAI/pythia-410m", "Qwen/Qwen3-0.6B")
+SMALLEST += ("meta-llama/Llama-3.2-1B", "google/gemma-2b", "microsoft/phi-2")
 SMALLEST += ("google/gemma-3-1b-pt", "allenai/OLMo-2-0425-1B")
 
 
-@pytest.mark.parametrize("name", slow_except(PUBLISHED, *SMALLEST, "mistralai/Mistral-7B-v0.1"))
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, *SMALLEST))
 def test_parameters_are_those_published(name: str) -> None:
     assert built(PUBLISHED[name].values).parameters == PUBLISHED[name].parameters
 

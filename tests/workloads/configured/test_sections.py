@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from simgpu.graph.sections import default_sections
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.nodes import load_node
@@ -30,6 +32,7 @@ def test_sections_of_a_dit_are_its_embedding_and_its_blocks() -> None:
     assert sections(DITS["DiT-S/2"][0]) == ["pos_embed", *blocks]
 
 
+@pytest.mark.slow
 def test_sections_do_not_depend_on_autocast_that_keeps_copies_of_weights_for_later_uses() -> None:
     dit = DITS["DiT-S/2"][0]
     assert sections(dit, autocast="float16") == sections(dit)

@@ -139,6 +139,7 @@ def test_eager_attention_holds_the_scores_and_an_empty_tensor_of_their_size() ->
     assert {kernel.duration_ns for kernel in trace.kernels if kernel.op == "empty"} == {0}
 
 
+@pytest.mark.slow
 def test_latent_image_may_have_any_size() -> None:
     sizes = [built(SMALL, side=side).saved_bytes for side in (11, 16)]
     assert sizes == sorted(sizes)

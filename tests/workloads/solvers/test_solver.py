@@ -8,6 +8,7 @@ import pytest
 from simgpu.errors import InputError
 from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
 from simgpu.workloads.solvers.solver import Solver
+from tests.sets import slow_except
 
 #: Small runs of each, and the footprint of its benchmark in Buddy Compression's table 1 (GB).
 SMALL = {"ep": 64, "cg": 300, "seismic": 16, "lbm": 8, "multigrid": 8}
@@ -95,7 +96,7 @@ def test_every_kernel_lists_each_array_once_per_direction(name: str) -> None:
         assert any(write for _, write in touched) or work.op in ("dot", "sum")
 
 
-@each
+@pytest.mark.parametrize("name", slow_except(SOLVERS, *({*SOLVERS} - {"lbm"})))
 def test_sequential_accesses_visit_each_entry_at_most_once(name: str) -> None:
     """A sequential walk visits no entry twice, and the work of a step does not depend on a run."""
     solver = solver_of(name).reference()

@@ -15,6 +15,7 @@ from simgpu.trace.folder import load_trace
 from simgpu.trace.model import AccessOrder, Origin, Trace
 from simgpu.workloads.solvers.catalogue import SOLVERS, solver_of
 from simgpu.workloads.solvers.tracing import NODE, solver_trace
+from tests.sets import slow_except
 
 each = pytest.mark.parametrize("name", SOLVERS)
 
@@ -33,7 +34,7 @@ def moved(trace: Trace, kernel: str) -> int:
     return sum(description.get((kernel, block, write), usual[block]) for block, write in pairs)
 
 
-@each
+@pytest.mark.parametrize("name", slow_except(SOLVERS, *({*SOLVERS} - {"lbm"})))
 def test_the_trace_of_a_solver_is_valid_and_marked_modelled(name: str) -> None:
     trace = bare(name)
     assert check_trace(trace) == []

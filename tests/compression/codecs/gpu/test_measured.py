@@ -93,6 +93,7 @@ def test_times_are_interpolated_linearly_between_grids(tmp_path: Path) -> None:
     assert np.diff(at).tolist() == pytest.approx([400_000] * 4, abs=2)
 
 
+@pytest.mark.slow
 def test_at_a_measured_setting_times_equal_the_time_model(tmp_path: Path) -> None:
     written(tmp_path)
     surface = MeasuredSurface.read("bench", tmp_path / "bench.csv")
