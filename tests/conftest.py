@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from zlib import crc32
 
@@ -60,10 +62,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compiles the machine in the second of several processes, while the first one compiles the tests."""
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and not is_cached("simgpu.machine.compiled", "execute"):
-        node = NodeSpec("example", GpuSpec("gpu", 100), LinkSpec("pcie", 1, 1))
-        simulate(chain([1], [1], [1]), node, "none", engine="compiled")
+    """All tests on a fresh clone: the second process compiles the machine, then tests from the last to the first.
+
+    Meanwhile the first process, which collects, compiles the tests from the first to the last.
+    """
+    whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" or not whole or is_cached("simgpu.machine.compiled", "execute"):
+        return
+    node = NodeSpec("example", GpuSpec("gpu", 100), LinkSpec("pcie", 1, 1))
+    simulate(chain([1], [1], [1]), node, "none", engine="compiled")
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("test_*.py"), reverse=True):
+        names = path.relative_to(folder.parent).with_suffix("").parts
+        if {*names}.isdisjoint(session.config.getini("norecursedirs")):
+            with suppress(pytest.skip.Exception):
+                import_module(".".join(names))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

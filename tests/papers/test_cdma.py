@@ -88,6 +88,7 @@ class TestMaps:
         assert ZeroPattern(overlapping=True).size(pool, 0.6, "zlib", "nchw") == shipped
         assert with_sizes(trace, ZeroPattern()) is trace
 
+    @pytest.mark.slow
     def test_synthetic_maps_come_near_the_table_of_the_same_pattern(self) -> None:
         block = study("maxwell").traces["VGG"].block_by_id["conv3_1"]
         fitted = ZeroPattern().pattern

@@ -281,6 +281,7 @@ class TestAgainstThePaper:
                 assert ratio[f"rle {layout}"] < ratio[f"zlib {layout}"], name
                 assert ratio[f"rle {layout}"] < ratio["zvc"] * (1.02 if layout == "nchw" else 1), name
 
+    @pytest.mark.slow
     def test_mean_ratios_are_close_to_the_published_ones(self, ratios: dict[str, dict[str, float]]) -> None:
         mean = {key: sum(ratio[key] for ratio in ratios.values()) / len(ratios) for key in ratios["nin"]}
         assert mean["zvc without masks"] == pytest.approx(published()["cdma.ratio.zvc"][0], rel=0.04)

@@ -48,7 +48,7 @@ def test_the_trace_of_a_solver_is_valid_and_marked_modelled(name: str) -> None:
         assert description in trace.info.notes
 
 
-@each
+@pytest.mark.parametrize("name", slow_except(SOLVERS, *({*SOLVERS} - {"lbm"})))
 def test_dram_bytes_of_a_kernel_equal_the_bytes_of_its_accesses(name: str) -> None:
     trace = bare(name)
     for kernel in trace.kernels:

@@ -103,6 +103,7 @@ def test_at_a_measured_setting_times_equal_the_time_model(tmp_path: Path) -> Non
     assert model.predict_ns("zvc", 10**8, 0.3)[0] == surface.encode_ns("zvc", 10**8, 0.3, 80, 64)
 
 
+@pytest.mark.slow
 def test_arrays_give_the_same_times_as_scalars(tmp_path: Path) -> None:
     surface = response_of(GPU, written(tmp_path))
     sizes, grids = np.array([[10**7], [10**9]]), np.array([80, 100, 320])
