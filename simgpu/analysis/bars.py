@@ -35,6 +35,7 @@ RECOMPUTE = Look("recompute", "#CCBB44")
 CODEC = Look("codec", "#AA3377")
 COPY_D2H = Look("D2H copy", "#EE8866")
 COPY_H2D = Look("H2D copy", "#44AA99")
+COLLECTIVE = Look("collective", "#882255")
 #: Copies between memories of which none is the GPU's; further from the GPU, and nearer.
 COPY_AWAY = Look("copy to a further memory", "#999933")
 COPY_BACK = Look("copy from a further memory", "#117733")
@@ -43,6 +44,7 @@ WAIT_COPY_IN = Look("stalled on H2D", "#C4E6E1", "\\\\\\\\", COPY_H2D.fill)
 WAIT_COPY = Look("stalled on a copy", "#E6E2D3", "////", "#8A7A3A")
 WAIT_MEMORY = Look("stalled on memory", "#EFC4C4", "xxxx", "#BB4444")
 WAIT_LAUNCH = Look("waiting for the host's launch", "#F3E3B0", "----", "#B8860B")
+WAIT_COLLECTIVE = Look("stalled on collectives", "#E8CFDC", "\\\\", COLLECTIVE.fill)
 WAIT_OTHER = Look("stalled on another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
 COPY_WAIT = Look("copy stream idle", "#D5D5D5", height=0.12)
@@ -69,11 +71,13 @@ LOOKS = (
     COPY_H2D,
     COPY_AWAY,
     COPY_BACK,
+    COLLECTIVE,
     WAIT_COPY_OUT,
     WAIT_COPY_IN,
     WAIT_COPY,
     WAIT_MEMORY,
     WAIT_LAUNCH,
+    WAIT_COLLECTIVE,
     WAIT_OTHER,
     COPY_WAIT,
     COPY_WAIT_MEMORY,
@@ -86,11 +90,13 @@ _BUSY = {
 }
 _COPIES = {"d2h": COPY_D2H, "h2d": COPY_H2D}
 #: What is waited for by the role of the stream that signals it.
-_WAITS = {"d2h": WAIT_COPY_OUT, "h2d": WAIT_COPY_IN, "data": WAIT_COPY}
+_WAITS = {"d2h": WAIT_COPY_OUT, "h2d": WAIT_COPY_IN, "data": WAIT_COPY, "collectives": WAIT_COLLECTIVE}
 
 
 def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
     """The look of a span; phases: the phase of each kernel, where it is known."""
+    if span.kind is SpanKind.COMPUTE and StreamId.of(span.stream).role == "collectives":
+        return COLLECTIVE
     if span.kind is SpanKind.COMPUTE:
         return PHASES[phases[span.name]] if span.name in phases else COMPUTE
     if span.kind is SpanKind.COPY:

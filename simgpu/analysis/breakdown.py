@@ -2,8 +2,8 @@
 
 Each instant has one owner: running compute first, then recomputation, then a codec on a compute stream; only
 when no compute stream is busy does the instant belong to what the first stalled compute stream waits for,
-followed through the streams in between to a copy, to a memory, to the host or to a launch. With several GPUs it is
-asked of one of them; what its streams wait for may be on another.
+followed through the streams in between to a copy, to a memory, to the host, to a launch or to a collective. With
+several GPUs it is asked of one of them; what its streams wait for may be on another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Breakdown:
     stalled_memory: waiting for memory, of whichever kind. stalled_host: waiting for a codec or a kernel on the host.
     stalled_other: waiting for something that is none of these; 0 with one compute stream of one GPU. copies: by copy
     engine, how much copy time was hidden. Engines are those of `Timeline.engines`. stalled_launch: waiting for the host
-    to launch the next work.
+    to launch the next work. stalled_collectives: waiting for what GPUs exchange.
     """
 
     compute: int
@@ -60,12 +60,14 @@ class Breakdown:
     copies: Mapping[str, CopyTime]
     overlap: int
     stalled_launch: int = 0
+    stalled_collectives: int = 0
 
     @property
     def stalled(self) -> int:
         """All nanoseconds in which no compute stream ran anything."""
         waited_for_copies = sum(self.stalled_copies.values())
-        return waited_for_copies + self.stalled_memory + self.stalled_host + self.stalled_launch + self.stalled_other
+        others = self.stalled_host + self.stalled_launch + self.stalled_collectives + self.stalled_other
+        return waited_for_copies + self.stalled_memory + others
 
     @property
     def total(self) -> int:
@@ -80,16 +82,16 @@ class Breakdown:
         swapping: no compute stream runs anything, and the first that is stalled waits for a copy, for memory or for the
         host. recomputation: nothing but kernels that run again. codec: nothing but encoding or decoding. launches:
         no compute stream runs anything, and the first that is stalled waits for the host to launch its next work.
-        other: no compute stream runs anything, for another reason; 0 with one compute stream of one GPU.
+        other: no compute stream runs anything, for another reason: it waits for a collective, or for another GPU.
         """
         return {
             "computation": self.compute - self.overlap,
             "overlap": self.overlap,
-            "swapping": self.stalled - self.stalled_launch - self.stalled_other,
+            "swapping": sum(self.stalled_copies.values()) + self.stalled_memory + self.stalled_host,
             "recomputation": self.recompute,
             "codec": self.codec,
             "launches": self.stalled_launch,
-            "other": self.stalled_other,
+            "other": self.stalled_collectives + self.stalled_other,
         }
 
 
@@ -104,6 +106,7 @@ class Owner(IntEnum):
     HOST = 5
     OTHER = 6
     LAUNCH = 7
+    COLLECTIVE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ _Instants = NDArray[np.int64]
 _CODEC = (SpanKind.ENCODE, SpanKind.DECODE)
 #: Owners of an interval with work, by its kind: compute, recompute, encode, decode.
 _BUSY = (Owner.COMPUTE, Owner.RECOMPUTE, Owner.CODEC, Owner.CODEC)
-_ON_HOST = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
+_KERNELS = (SpanKind.COMPUTE, SpanKind.RECOMPUTE)
 _NOTHING = -1
 
 
@@ -181,6 +184,7 @@ def breakdown(timeline: Timeline, iteration: int = -1, gpu: int = 0) -> Breakdow
         copies={name: _copy_time(sweep.copying(at), sweep, computing) for at, name in enumerate(sweep.engines)},
         overlap=sweep.duration((owner == Owner.COMPUTE) & (sweep.kinds[sweep.own] == SpanKind.COPY).any(axis=0)),
         stalled_launch=of[Owner.LAUNCH],
+        stalled_collectives=of[Owner.COLLECTIVE],
     )
     if result.total != end - start:
         raise AssertionError(f"breakdown of iteration {iteration} gives {result.total} ns, not {end - start} ns")
@@ -199,8 +203,8 @@ class _Sweep:
     lengths: (intervals,) ns. spans: (streams, intervals) the place in `row`, `cause` and `resource` of the span that is
     under way, -1 where a stream does nothing; these columns hold -1 at their end. kinds, on: (streams, intervals) the
     kind of that span, and the position of the engine that it copies on, else -1. own: rows of the GPU's streams;
-    compute: those of its compute streams in order; host: of the host's streams, for all GPUs. engines: their names.
-    named: (streams,) the position of the engine that a stream is named by, -1 for others.
+    compute: those of its compute streams in order; host, collectives: whether a stream is one, of any GPU. engines:
+    their names. named: (streams,) the position of the engine that a stream is named by, -1 for others.
     """
 
     def __init__(self, timeline: Timeline, start: int, end: int, gpu: int) -> None:
@@ -225,7 +229,9 @@ class _Sweep:
         streams = [StreamId.of(name) for name in timeline.streams]
         self.own = [i for i, stream in enumerate(streams) if stream.gpu == gpu]
         self.compute = [i for i in self.own if streams[i].role == "compute"]
-        self.host = np.array([stream.role == "host" for stream in streams], dtype=np.bool_)
+        self.host, self.collectives = (
+            np.array([stream.role == role for stream in streams], dtype=np.bool_) for role in ("host", "collectives")
+        )
         self.named = np.array([place.get(s.role, _NOTHING) for s in streams], dtype=np.int64)
 
     @property
@@ -319,8 +325,10 @@ def _follow(sweep: _Sweep, at: _Instants, stream: _Instants) -> tuple[_Instants,
         for stall, of_stall in ((SpanKind.STALL_MEMORY, Owner.MEMORY), (SpanKind.STALL_LAUNCH, Owner.LAUNCH)):
             elsewhere = open_[kind == stall]
             owner[elsewhere], engine[elsewhere] = of_stall, _NOTHING
-        on_host = _is_among(kind, _CODEC) | (_is_among(kind, _ON_HOST) & sweep.host[here])
-        owner[open_[on_host]], engine[open_[on_host]] = Owner.HOST, _NOTHING
+        kernel = _is_among(kind, _KERNELS)
+        on_host, exchanges = _is_among(kind, _CODEC) | (kernel & sweep.host[here]), kernel & sweep.collectives[here]
+        for where, of_work in ((on_host, Owner.HOST), (exchanges, Owner.COLLECTIVE)):
+            owner[open_[where]], engine[open_[where]] = of_work, _NOTHING
         _assign(owner, engine, open_, sweep.on[here, now])
         queued = kind == SpanKind.STALL_ENGINE
         mine = open_[queued]

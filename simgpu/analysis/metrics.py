@@ -96,6 +96,7 @@ class Metrics:
             ("stalled_memory_ns", parts.stalled_memory, "ns"),
             ("stalled_host_ns", parts.stalled_host, "ns"),
             *([("stalled_launch_ns", parts.stalled_launch, "ns")] if parts.stalled_launch else []),
+            *([("stalled_collectives_ns", exchanged, "ns")] if (exchanged := parts.stalled_collectives) else []),
             ("stalled_other_ns", parts.stalled_other, "ns"),
             *(row for engine, copies in parts.copies.items() for row in _copy_rows(engine, copies)),
             *((f"{engine}_bytes", size, "B") for engine, size in self.copied_bytes.items()),

@@ -34,8 +34,8 @@ from simgpu.units import BYTE_UNITS, TIME_UNITS, format_bytes, format_energy, fo
 
 #: Opacity of what takes next to no part of its stretch of time: still to be seen.
 _PALEST = 0.2
-_STREAM_LABELS = {"compute": "compute", "d2h": "D2H copies", "h2d": "H2D copies", "host": "host"}
-_STREAM_LABELS |= {"data": "copies", "host1": "host\n(exchange)"}
+_STREAM_LABELS = {"d2h": "D2H copies", "h2d": "H2D copies", "data": "copies", "host1": "host\n(exchange)"}
+_STREAM_LABELS |= {role: role for role in ("compute", "host", "collectives")}
 _WIDTH_INCHES = 10.0
 _ROW_INCHES = 0.55
 _MEMORY_INCHES = 2.4

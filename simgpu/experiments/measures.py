@@ -119,6 +119,7 @@ def _parts(metrics: Sequence[_Metrics | None]) -> Iterator[MeasureRow]:
         ("stalled on memory", "stalled_memory_ns", False),
         ("stalled on host", "stalled_host_ns", False),
         ("waiting for launches", "stalled_launch_ns", False),
+        ("stalled on collectives", "stalled_collectives_ns", False),
         ("stalled, other", "stalled_other_ns", False),
     ):
         if _has(metrics, key):

@@ -33,7 +33,7 @@ _CODEC_DECISIONS = {
     (SpanKind.DECODE, True): "decode on the host before prefetch",
 }
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
-_STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.LAUNCH, Owner.OTHER)
+_STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.LAUNCH, Owner.COLLECTIVE, Owner.OTHER)
 #: Of all waits for launches together: there is one for almost every kernel of a step that waits for the host.
 _LAUNCHES = "launches by the host", "its thread launches one operator after another"
 

@@ -43,7 +43,7 @@ from simgpu.program.text import Place, excerpt, located
 from simgpu.timeline.streams import ROLES, StreamId, is_role
 
 #: Roles of the streams that run kernels, the GPU first.
-_LAUNCHING = ("compute", "host")
+LAUNCHING = ("compute", "host", "collectives")
 #: The most instructions of one iteration, repetitions counted: each takes some microseconds and hundreds of bytes.
 _EXECUTED = 10**8
 
@@ -368,9 +368,10 @@ class _Checking:
     def _launching(self, stream: StreamId) -> str:
         self.launches = True
         self.computes |= stream.role == "compute"
-        if stream.role in _LAUNCHING:
+        if stream.role in LAUNCHING:
             return ""
-        return f"kernels do not run on a {stream.role} stream: launch them on {' or '.join(_LAUNCHING)}"
+        *others, last = LAUNCHING
+        return f"kernels do not run on a {stream.role} stream: launch them on {', '.join(others)} or {last}"
 
     def _copy(self, copy: Copy) -> str:
         if fault := self._form_fault(copy.block, copy.into, copy.src) or self._memory(copy.dst):

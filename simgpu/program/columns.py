@@ -158,14 +158,14 @@ class ColumnWriter:
         return code
 
     def _check_streams(self, streams: tuple[StreamId, ...], codes: list[Code], segments: int) -> None:
-        """Kernels run on compute streams, and on the host's only if some do."""
+        """Kernels run on compute streams, and on the host's and those of collectives only if some do."""
         launching = {
             stream.role
             for at, stream in enumerate(streams)
             for code in codes[at * segments : (at + 1) * segments]
             if len(code) and code.rows[:, 0].max() >= LAUNCH and _is(code.rows, LAUNCH, RELAUNCH).any()
         }
-        self._must(not launching or ("compute" in launching and launching <= {"compute", "host"}))
+        self._must(not launching or ("compute" in launching and launching <= {"compute", "host", "collectives"}))
 
     def _requests(self, rows: SmallInts, blocks: SmallInts, codes: list[Code], part: SmallInts) -> None:
         """Their memories, and where their blocks are among those of all parts."""

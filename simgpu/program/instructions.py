@@ -22,6 +22,8 @@ H2D = StreamId(0, "h2d")
 HOST_CORES = StreamId(0, "host")
 #: The stream for copies in both directions that some policies use instead of the two above.
 DATA = StreamId(0, "data")
+#: The stream of what GPUs exchange: kernels of NCCL, which run while other kernels compute.
+COLLECTIVES = StreamId(0, "collectives")
 
 
 class Location(NamedTuple):

@@ -22,7 +22,9 @@ from simgpu.trace.model import Block, Kernel
 
 #: Largest integer up to which JavaScript represents all integers exactly.
 EXACT = 2**53
-_STREAM_TITLES = {"compute": "compute", "d2h": "D2H", "h2d": "H2D", "data": "copies", "host": "host"}
+_STREAM_TITLES = {"d2h": "D2H", "h2d": "H2D", "data": "copies"} | {
+    role: role for role in ("compute", "host", "collectives")
+}
 #: The stream on which the host adds up the gradients of several GPUs.
 _EXCHANGE = StreamId(0, "host", 1)
 

@@ -15,6 +15,7 @@ from simgpu.analysis.bars import (
     CODEC,
     PART_LOOKS,
     RECOMPUTE,
+    WAIT_COLLECTIVE,
     WAIT_COPY,
     WAIT_COPY_IN,
     WAIT_COPY_OUT,
@@ -225,6 +226,7 @@ _PARTS: dict[str, Look] = {
     "stalled_memory_ns": WAIT_MEMORY._replace(label="stalled on memory"),
     "stalled_host_ns": WAIT_OTHER._replace(label="stalled on host"),
     "stalled_launch_ns": WAIT_LAUNCH,
+    "stalled_collectives_ns": WAIT_COLLECTIVE,
     "stalled_other_ns": WAIT_OTHER._replace(label="stalled, other"),
 }
 #: Smallest part, as a fraction of the longest bar, that is labelled with its share.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from simgpu.hardware.spec import DEVICE, HOST
 
 #: Roles of streams, in the order in which simultaneous events are executed; roles of other engines follow by name.
-ROLES = ("compute", "data", "d2h", "h2d", "host")
+ROLES = ("compute", "data", "d2h", "h2d", "host", "collectives")
 
 #: The engines between device and host have their usual short names.
 _SHORT = {(DEVICE, HOST): "d2h", (HOST, DEVICE): "h2d"}
@@ -47,7 +47,7 @@ class StreamId(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, str, int]:
-        """Sort key: by GPU, then compute, copies both ways, D2H, H2D, host, other engines by name, then number."""
+        """Sort key: by GPU, then in the order of `ROLES`, other engines by name, then number."""
         place = ROLES.index(self.role) if self.role in ROLES else len(ROLES)
         return self.gpu, place, self.role, self.number
 

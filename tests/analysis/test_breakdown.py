@@ -21,6 +21,7 @@ def parts(timeline: Timeline, iteration: int = -1) -> dict[str, int]:
     """The causes that took any time."""
     result = breakdown(timeline, iteration)
     names = ("compute", "recompute", "codec", "stalled_memory", "stalled_host", "stalled_launch", "stalled_other")
+    names += ("stalled_collectives",)
     causes = {name: getattr(result, name) for name in names}
     causes |= {f"stalled_{engine}": ns for engine, ns in result.stalled_copies.items()}
     return {name: ns for name, ns in causes.items() if ns}
@@ -191,6 +192,8 @@ def _owner(rows: list[tuple[str, str, int, int, str]], streams: tuple[str, ...],
             return "stalled_memory"
         if kind in ("encode", "decode"):
             return "stalled_host"
+        if kind == "compute" and here == "collectives":
+            return "stalled_collectives"
         if kind == "stall_launch":
             return "stalled_launch"
         if kind == "stall_engine":
@@ -220,10 +223,11 @@ def _slowly(timeline: Timeline, iteration: int) -> Breakdown:
         {engine: CopyTime(*copies[f"copy_{engine}"]) for engine in ("d2h", "h2d")},
         fields["overlap"],
         fields["stalled_launch"],
+        fields["stalled_collectives"],
     )
 
 
-_STREAMS = ("compute", "compute1", "d2h", "h2d", "host")
+_STREAMS = ("compute", "compute1", "d2h", "h2d", "host", "collectives")
 _KINDS = {
     "compute": (
         K.COMPUTE,
@@ -238,6 +242,7 @@ _KINDS = {
     "d2h": ("copy_d2h", K.STALL_EVENT, "stall_host_memory", K.STALL_ENGINE),
     "h2d": ("copy_h2d", K.STALL_EVENT, "stall_device_memory", K.STALL_ENGINE),
     "host": (K.ENCODE, K.DECODE, K.STALL_EVENT),
+    "collectives": (K.COMPUTE, K.STALL_EVENT, "stall_device_memory"),
 }
 
 
