@@ -12,13 +12,12 @@ have left. The host updates the weights when all gradients are there, and the ne
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from simgpu.errors import InputError
 from simgpu.graph.buffers import WithBuffers
 from simgpu.graph.host_updates import HostUpdates, UpdateOnHost, host_updates
-from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.program.host_updates import BACK, OUT, UPDATES, HostUpdateWriter, check_leaves_updates
@@ -29,15 +28,13 @@ from simgpu.program.instructions import (
     Acquire,
     Await,
     Copy,
-    Initialize,
     Instruction,
-    Launch,
     Program,
     Release,
     Signal,
 )
+from simgpu.program.weight_groups import WeightGroups, require_one_pass
 from simgpu.timeline.streams import StreamId
-from simgpu.trace.model import Phase
 
 
 def weights_on_host(
@@ -59,14 +56,12 @@ def weights_on_host(
     last = transformed(graph, program.transforms)
     parts = host_updates(last, how)
     check_leaves_updates(program, graph, parts)
-    if len(program.segments) > 1 or program.segments[0].repeat > 1 or len(passes_of(last)) > 1:
-        what = "its program has micro-batches, whose gradients the host would add up"
-        raise InputError.single("", "parameters.inside", what, "choose a policy that does not divide the batch")
+    require_one_pass(program, last, "whose gradients the host would add up")
     if any(number is not None for number in parts.kernels[parts.end :]):
         what = "the optimizer has kernels for other weights, or for gradients that have left"
         raise InputError.single(graph.trace.name, "kernels.phase", what, "record or model it without gradient clipping")
-    windows = _windows(program, last, parts, group_of, weights, reshard_after_forward)
-    return _Writer(program, parts, weights, windows).program_with(how)
+    groups = WeightGroups.of(program, last, group_of, weights, parts.end)
+    return _Writer(program, parts, weights, _windows(groups, parts, reshard_after_forward)).program_with(how)
 
 
 class _Windows:
@@ -75,67 +70,22 @@ class _Windows:
     launch. leaving: updates whose gradients leave after an instruction, when memory that the launch used is released.
     """
 
-    def __init__(self, code: Sequence[Instruction]) -> None:
-        self.code = code
+    def __init__(self) -> None:
         self.coming: defaultdict[int, list[int]] = defaultdict(list)
         self.going: defaultdict[int, list[int]] = defaultdict(list)
         self.leaving: defaultdict[int, list[int]] = defaultdict(list)
 
-    def before(self, launch: int) -> int:
-        """Where the memory for a launch is acquired."""
-        preceding = range(launch - 1, -1, -1)
-        return next((p for p in preceding if not isinstance(self.code[p], Acquire | Initialize)), -1) + 1
 
-    def after(self, launch: int) -> int:
-        """The last release behind a launch."""
-        following = range(launch + 1, len(self.code))
-        return next((p for p in following if not isinstance(self.code[p], Release)), len(self.code)) - 1
-
-
-def _windows(
-    program: Program,
-    graph: TaskGraph,
-    parts: HostUpdates,
-    group_of: Mapping[str, str],
-    weights: Sequence[int],
-    reshard_after_forward: bool,
-) -> _Windows:
-    windows = _Windows(tuple(program.segments[0].streams[COMPUTE]))
-    launches = [
-        (position, each.kernel, each.recompute or graph.kernels[each.kernel].phase is Phase.BACKWARD)
-        for position, each in enumerate(windows.code)
-        if isinstance(each, Launch) and each.kernel < parts.end
-    ]
-    group = _groups(graph, group_of, weights, parts.end)
-    spans: dict[tuple[str, bool], list[int]] = {}
-    for position, k, is_backward in launches:
-        names = {group_of.get(graph.layers.name_of(k), "")} | {group[b] for b in graph.reads[k] if b in group}
-        for name in names - {""}:
-            spans.setdefault((name, is_backward), []).append(position)
-    whole = [launches[0][0], launches[-1][0]]
-    for b in weights:
-        name = group[b]
-        each = [spans[name, backward] for backward in (False, True) if (name, backward) in spans] if name else [whole]
-        if not reshard_after_forward:
-            each = [[position for span in each for position in span]]
-        for span in each:
-            windows.coming[windows.before(span[0])].append(b)
-            windows.going[span[-1]].append(b)
-    used = {k: position for position, k, _ in launches}
+def _windows(groups: WeightGroups, parts: HostUpdates, reshard_after_forward: bool) -> _Windows:
+    windows = _Windows()
+    for b, name in groups.of_weight.items():
+        for first, last in groups.windows(name, leave_between=reshard_after_forward):
+            windows.coming[groups.before(first)].append(b)
+            windows.going[last].append(b)
     for u, update in enumerate(parts.updates):
-        ends = spans.get((group[update.weight], True), whole)[-1]
-        ready = max(used[k] for k in graph.uses[update.gradient] if k < parts.end)
-        windows.leaving[windows.after(max(ends, ready))].append(u)
+        ends = groups.end_of_backward(groups.of_weight[update.weight], (update.gradient,), parts.graph)
+        windows.leaving[groups.after(ends)].append(u)
     return windows
-
-
-def _groups(graph: TaskGraph, group_of: Mapping[str, str], weights: Collection[int], end: int) -> dict[int, str]:
-    """The group of each weight; one that several groups use belongs to the root."""
-    groups = {}
-    for b in weights:
-        names = {group_of.get(graph.layers.name_of(k), "") for k in graph.uses[b] if k < end}
-        groups[b] = names.pop() if len(names) == 1 else ""
-    return groups
 
 
 class _Writer(HostUpdateWriter):
