@@ -46,6 +46,7 @@ _BUILT_IN = {
     "accumulate": "simgpu.policies.accumulate:GradientAccumulation",
     "optimizer_on_host": "simgpu.policies.optimizer_on_host:OptimizerOnHost",
     "weights_on_host": "simgpu.policies.weights_on_host:WeightsOnHost",
+    "fsdp": "simgpu.policies.fsdp:FullyShardedDataParallel",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
     "swapadvisor": "simgpu.policies.swapadvisor.policy:SwapAdvisor",

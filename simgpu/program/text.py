@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from simgpu.errors import InputError
 from simgpu.graph.accumulation import Accumulate
 from simgpu.graph.buffers import WithBuffers
+from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives
 from simgpu.graph.encodings import Encoder, Encoding
 from simgpu.graph.functional import Functional
 from simgpu.graph.host_updates import UpdateOnHost
@@ -66,6 +67,7 @@ TRANSFORMS = (
     Replicate,
     UpdateOnHost,
     WithBuffers,
+    WithCollectives,
 )
 _RESIDENCIES = (Paged, Remote)
 #: Names in JSON.
@@ -303,6 +305,8 @@ def _read(value: list[Any]) -> Any:
         values[0] = tuple(Encoding(b, codec, Encoder(by), *launch) for b, codec, by, *launch in values[0])
     elif kind is WithUnpacked:
         values[0] = tuple(Unpacked(*each) for each in values[0])
+    elif kind is WithCollectives:
+        values[:2] = tuple(AddedKernel(*each) for each in values[0]), tuple(AddedBlock(*each) for each in values[1])
     return kind(*values)
 
 

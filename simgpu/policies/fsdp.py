@@ -1,0 +1,113 @@
+"""`fsdp`: one GPU of several that share weights, gradients and optimizer state, as PyTorch's FSDP2 (`fully_shard`).
+
+Source: PyTorch 2.13, _fsdp_param_group.py, _fsdp_collectives.py, _fsdp_state.py and _fsdp_param.py in
+torch/distributed/fsdp/_fully_shard. Each GPU trains on samples of its own: the trace is what one of them computes. A
+*group* is a module that `fully_shard` wraps, of `blocks`; all other layers are the root group.
+
+* Each GPU has a part of each weight, of its gradient and of its optimizer state: rows, rounded up (`Shards`).
+* Before a group computes, an all-gather fills a buffer with its weights, and a kernel copies them to memory of their
+  own. While it computes, the next group's all-gather runs. Behind forward they are dropped (`reshard_after_forward`)
+  and gathered again for backward, with what a checkpoint inside recomputes; those of the root stay.
+* When backward of a group has ended, a kernel copies its gradients to a buffer, and a reduce-scatter adds up those of
+  all GPUs, while the next group computes. Compute waits for it when that group ends.
+* The optimizer's kernels take time in proportion to the bytes that they access.
+
+All collectives are on one stream in the order of their launches, as those of one NCCL communicator are; their times are
+those of `simgpu.hardware.collectives`, and all GPUs begin them together.
+
+What differs: the host launches ahead without limit, so an all-gather begins as soon as its stream may. Its buffer is
+allocated then in forward, where PyTorch allocates it when the host launches it. The copy of a shard into its buffer,
+which overlaps the all-gather in front, takes no time. Weights and gradients are exchanged in the trace's formats:
+FSDP2's mixed precision, which converts single-precision shards, is not modelled. Gradients are clipped without the
+all-reduce of their norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.collectives import Group
+from simgpu.hardware.sharing import one_of
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter
+from simgpu.policies.calling import planned
+from simgpu.policies.common.host_optimizer import check_optimizer
+from simgpu.policies.common.inside import Outer
+from simgpu.policies.common.section_choice import sections_of
+from simgpu.policies.registry import policy_inside
+from simgpu.program.fully_sharded import fully_sharded
+from simgpu.program.instructions import Program
+from simgpu.program.shards import ExchangeCosts, Shards
+from simgpu.units import format_bytes
+
+
+@dataclass(frozen=True)
+class FullyShardedDataParallel(Outer):
+    """Each GPU has a part of weights, gradients and optimizer state; groups of layers gather weights to compute."""
+
+    name = "fsdp"
+    summary = "FSDP2 on one of several GPUs: each has a part of weights, gradients and optimizer state"
+    source = "PyTorch 2.13, torch.distributed.fsdp.fully_shard"
+
+    gpus: int = parameter(8, "number of GPUs that train together, over all nodes")
+    nodes: int = parameter(1, "number of nodes that they are on, as many on each")
+    blocks: int | Sequence[str] = parameter(0, "the groups, as for checkpoint; all other layers are the root group")
+    reshard_after_forward: bool = parameter(True, "whether weights of groups leave between forward and backward")
+    inside: str | Mapping[str, object] = parameter(
+        "none", "policy of everything else, as a scenario has it: a name, or {name: {parameter: value}}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.blocks, int):
+            object.__setattr__(self, "blocks", tuple(self.blocks))
+
+    @property
+    def inner(self) -> Policy:
+        """The policy of everything else."""
+        return policy_inside(self.inside)
+
+    def machine(self, node: NodeSpec) -> NodeSpec:
+        """What one of the GPUs has of its node."""
+        return one_of(self.inner.machine(node), _group(self.gpus, self.nodes).local)
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration. With one GPU that of the policy `inside`.
+
+        Raises `InputError` for a node that does not state the links which the GPUs need, for several compute streams,
+        micro-batches, an optimizer that does not come last, and for a policy inside that moves what the GPUs share.
+        """
+        graph, group = context.graph, _group(self.gpus, self.nodes)
+        if group.ranks == 1:
+            return planned(self.inner, context)
+        check_optimizer(graph, self.name)
+        group_of = sections_of(graph, self.blocks).of_layer
+        costs = ExchangeCosts(group, context.node)
+
+        def sharded(program: Program) -> Program:
+            return fully_sharded(program, graph, group_of, costs, reshard_after_forward=self.reshard_after_forward)
+
+        def trial(program: Program) -> Trial:
+            return context.trial(sharded(program))
+
+        program = sharded(planned(self.inner, replace(context, trial=trial, chosen=no_progress)))
+        return replace(program, notes=(*program.notes, _note(graph, group, len(set(group_of.values())))))
+
+
+def _group(gpus: int, nodes: int) -> Group:
+    """The GPUs. Raises `InputError` for numbers that do not fit together."""
+    if gpus < 1 or nodes < 1 or gpus % nodes:
+        what = f"{gpus} GPUs cannot be divided evenly among {nodes} nodes"
+        raise InputError.single("", "parameters.nodes", what, "give a number of nodes that divides the GPUs")
+    return Group(gpus, nodes)
+
+
+def _note(graph: TaskGraph, group: Group, groups: int) -> str:
+    shards = Shards.of(graph, group.ranks)
+    size, whole = (sum(sizes[b] for b in shards.bytes_of) for sizes in (shards.bytes_of, graph.sizes))
+    on = "" if group.nodes == 1 else f" on {group.nodes} nodes"
+    share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
+    return f"each of {group.ranks} GPUs{on} has {share}, in {groups} groups and the root"

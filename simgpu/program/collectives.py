@@ -1,0 +1,167 @@
+"""Adds collectives to a program of one GPU: kernels on a stream of their own, and what computes for them or waits.
+
+What several GPUs exchange is decided elsewhere (`simgpu.program.fully_sharded`, `simgpu.program.buckets`); a
+`CollectiveWriter` collects kernels, buffers and instructions, and writes the changed program.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from simgpu.errors import InputError
+from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives, with_collectives
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.collectives import Collective
+from simgpu.program.instructions import (
+    COLLECTIVES,
+    COMPUTE,
+    Acquire,
+    Copy,
+    Initialize,
+    Instruction,
+    Launch,
+    Program,
+    Release,
+    Segment,
+)
+from simgpu.program.replication import events_of
+from simgpu.trace.model import BlockKind, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Stands for the launch of an added kernel, which has its number only when all are known."""
+
+    kernel: int
+
+
+#: Instructions of the changed program.
+Code = list[Instruction | Added]
+
+
+def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[int], lasting: Iterable[int]) -> None:
+    """Raises `InputError` for a program that moves blocks which GPUs share, that has addresses, or acquires no memory.
+
+    graph: with the program's transforms. owned: what GPUs share; lasting: what of it is resident when an iteration
+    begins.
+    """
+    problem = ""
+    if program.pool == "addressed":
+        problem = "its blocks have addresses"
+    elif program.residency is not None:
+        problem = "its blocks are not its own to move"
+    else:
+        copied = (
+            i.block
+            for segment in program.segments
+            for stream, code in segment.streams.items()
+            for i in code
+            if isinstance(i, Copy) and (i.into is None or stream != COMPUTE)
+        )
+        here = {*program.resident}
+        moved = {*copied}.intersection(owned) | here.symmetric_difference(lasting).intersection(owned)
+        if moved:
+            problem = f"its program moves '{graph.blocks[min(moved)].id}' itself, of which each GPU has a part"
+    if problem:
+        remedy = "choose a policy that leaves weights, gradients and optimizer state on the GPU, such as checkpoint"
+        raise InputError.single("", "parameters.inside", problem, remedy)
+
+
+@dataclass
+class CollectiveWriter:
+    """Collects what is added to a program of one segment, and writes it.
+
+    graph: with the program's transforms. before, after: code around an instruction of the compute stream, by position.
+    Positions of collectives on their stream are those in the compute stream at which the host launches them.
+    """
+
+    program: Program
+    graph: TaskGraph
+    kernels: list[AddedKernel] = field(default_factory=list)
+    blocks: list[AddedBlock] = field(default_factory=list)
+    before: defaultdict[int, Code] = field(default_factory=lambda: defaultdict(list))
+    after: defaultdict[int, Code] = field(default_factory=lambda: defaultdict(list))
+    launched: list[tuple[tuple[int, int], Code]] = field(default_factory=list)
+    _events: dict[tuple[object, ...], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.code = tuple(self.program.segments[0].streams[COMPUTE])
+        self._first_event = events_of(self.program)
+
+    def event(self, *what: object) -> int:
+        """The number of an event by its meaning; the first call creates it."""
+        return self._events.setdefault(what, self._first_event + len(self._events))
+
+    def block(self, name: str, size: int, kind: BlockKind = BlockKind.OTHER, *, lasts: bool = False) -> int:
+        """The number of a new block."""
+        self.blocks.append(AddedBlock(name, size, kind.value, lasts))
+        return len(self.graph.blocks) + len(self.blocks) - 1
+
+    def kernel(
+        self, at: int, op: str, of: str, phase: Phase, ns: int, reads: Sequence[int], writes: Sequence[int]
+    ) -> Added:
+        """A new kernel, in the graph's order in front of the first one that the code runs from a position on."""
+        known = {each.id for each in self.kernels}
+        name = f"{op} {of}"
+        name = name if name not in known else f"{name}, {phase.value}"
+        is_collective = op in set(Collective)
+        added = AddedKernel(self._next(at), name, op, phase.value, ns, tuple(reads), tuple(writes), is_collective)
+        self.kernels.append(added)
+        return Added(len(self.kernels) - 1)
+
+    def _next(self, at: int) -> int:
+        following = (i.kernel for i in self.code[at:] if isinstance(i, Launch) and not i.recompute)
+        return next(following, len(self.graph.kernels))
+
+    def launch(self, position: int, code: Code, *, behind: bool = True) -> None:
+        """Add code to the stream of collectives. behind: the instruction of compute at this position, or before it."""
+        self.launched.append(((position, int(behind)), code))
+
+    def written(
+        self, how: WithCollectives, *, without: Collection[int], released: Collection[int], ending: Code
+    ) -> Program:
+        """The changed program. how: the changes of blocks and kernels of the graph.
+
+        without: blocks that the program no longer acquires or releases; released: those that it no longer releases.
+        ending: code at the end of the compute stream.
+        """
+        how = replace(how, kernels=tuple(self.kernels), blocks=tuple(self.blocks))
+        exchanges = with_collectives(self.graph, how)
+
+        def resolved(code: Iterable[Instruction | Added]) -> Iterator[Instruction]:
+            for each in code:
+                yield Launch(exchanges.added[each.kernel]) if isinstance(each, Added) else each
+
+        def own(instruction: Instruction) -> Iterator[Instruction]:
+            if isinstance(instruction, Launch):
+                yield replace(instruction, kernel=exchanges.kernels[instruction.kernel])
+            elif isinstance(instruction, Acquire | Initialize | Release):
+                left_out = {*without, *released} if isinstance(instruction, Release) else without
+                if blocks := tuple(b for b in instruction.blocks if b not in left_out):
+                    yield type(instruction)(blocks, instruction.memory)
+            else:
+                yield instruction
+
+        [segment] = self.program.segments
+        streams = {stream: tuple(each for i in code for each in own(i)) for stream, code in segment.streams.items()}
+        streams[COMPUTE] = (
+            *(
+                each
+                for at, instruction in enumerate(self.code)
+                for part in (resolved(self.before[at]), own(instruction), resolved(self.after[at]))
+                for each in part
+            ),
+            *resolved(ending),
+        )
+        in_order = sorted(self.launched, key=lambda each: each[0])
+        streams[COLLECTIVES] = tuple(each for _, code in in_order for each in resolved(code))
+        ordered = dict(sorted(streams.items(), key=lambda item: item[0].rank))
+        lasting = (len(self.graph.blocks) + n for n, each in enumerate(self.blocks) if each.lasts)
+        return replace(
+            self.program,
+            segments=(Segment(ordered),),
+            resident=(*(b for b in self.program.resident if b not in without), *lasting),
+            transforms=(*self.program.transforms, how),
+        )

@@ -1,0 +1,192 @@
+"""A program of one GPU of several that each have a part of weights, gradients and optimizer state, as with FSDP2.
+
+`fully_sharded` changes a program that was written for one GPU with everything. Before a group of layers computes, an
+all-gather fills a buffer with its weights, and a kernel copies them from there, each to memory of its own. When
+backward of a group has ended, a kernel copies its gradients into a buffer, and a reduce-scatter leaves the GPU its part
+of their sum. The optimizer updates the GPU's own part of the weights.
+
+All collectives are on one stream, in the order in which the host launches them:
+
+* In forward an all-gather may begin when the weights of the group before the last one have been copied from their
+  buffer: so that of the next group runs while a group computes.
+* In backward it begins when the weights of the group before have been copied; its buffer is allocated then.
+* The reduce-scatter of a group comes behind the all-gather that was launched before it. Compute waits for that of the
+  group before when a group's backward ends, and then drops the buffer of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from simgpu.graph.collectives import WithCollectives
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.transforms import transformed
+from simgpu.hardware.collectives import Collective
+from simgpu.program.collectives import Code, CollectiveWriter, check_leaves_shared
+from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Signal
+from simgpu.program.shards import ExchangeCosts, Shards
+from simgpu.program.weight_groups import ROOT, WeightGroups, require_one_pass
+from simgpu.trace.model import BlockKind, Phase
+
+
+def fully_sharded(
+    program: Program,
+    graph: TaskGraph,
+    group_of: Mapping[str, str],
+    costs: ExchangeCosts,
+    *,
+    reshard_after_forward: bool,
+) -> Program:
+    """The program of a GPU that has a shard of everything.
+
+    graph: the one the program was written for, without its transforms. group_of: the group of each layer tag; all
+    others are the root, whose weights stay from the first kernel to the last one of backward. reshard_after_forward:
+    whether those of groups are dropped between forward and backward. Raises `InputError` as `Shards.of` does, for a
+    program that moves what is sharded, that has addresses or acquires no memory, and for micro-batches.
+    """
+    last = transformed(graph, program.transforms)
+    shards = Shards.of(last, costs.group.ranks)
+    lasting = (*shards.weights, *(b for update in shards.updates for b in update.state))
+    check_leaves_shared(program, last, {*lasting, *(update.gradient for update in shards.updates)}, lasting)
+    require_one_pass(program, last, "each of which would reduce its gradients")
+    groups = WeightGroups.of(program, last, group_of, shards.weights, shards.end)
+    return _Writer(program, last, shards, groups, costs, reshard_after_forward).program_with_shards()
+
+
+class _Gather(NamedTuple):
+    """A group's weights are there from `first`, a position of the code, to the launch `last`; again: for backward."""
+
+    name: str
+    first: int
+    last: int
+    again: bool
+
+
+class _Writer:
+    """Writes the program. members, trained: the weights of each group, and those that have gradients, with these.
+    shard: the block of each weight's shard, then of each gradient's. buffers: of each group's all-gather."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: TaskGraph,
+        shards: Shards,
+        groups: WeightGroups,
+        costs: ExchangeCosts,
+        reshard: bool,
+    ) -> None:
+        self.graph, self.shards, self.groups, self.costs = graph, shards, groups, costs
+        self.writer = writer = CollectiveWriter(program, graph)
+        self.members: dict[str, list[int]] = {}
+        for b, name in groups.of_weight.items():
+            self.members.setdefault(name, []).append(b)
+        self.trained: dict[str, dict[int, int]] = {}
+        for weight, gradient, _ in shards.updates:
+            self.trained.setdefault(groups.of_weight[weight], {})[weight] = gradient
+        self.shard = {
+            w: writer.block(f"{graph.blocks[w].id}:shard", shards.bytes_of[w], BlockKind.WEIGHT, lasts=True)
+            for w in shards.weights
+        }
+        self.buffers = {
+            name: writer.block(f"gathered {_label(name)}", shards.padded(weights))
+            for name, weights in self.members.items()
+        }
+        windows = (
+            _Gather(name, groups.before(first), last, n == 1)
+            for name in self.members
+            for n, (first, last) in enumerate(groups.windows(name, leave_between=reshard))
+        )
+        self.gathers = sorted(windows, key=lambda each: (each.first, each.name != ROOT))
+        writer.before[0].append(Signal(writer.event("begun")))
+
+    def program_with_shards(self) -> Program:
+        """The changed program."""
+        writer, shards = self.writer, self.shards
+        for n in range(len(self.gathers)):
+            self._gather(n)
+        trained = self.trained.items()
+        ends = {name: self.groups.end_of_backward(name, pairs.values(), self.graph) for name, pairs in trained}
+        before = None
+        for name in sorted(ends, key=lambda name: (ends[name], name == ROOT)):
+            before = self._reduce(self.groups.after(ends[name]), name, before)
+        ending: Code = [*self._wait_for(before)]
+        optimizer = (at for at, i in enumerate(writer.code) if isinstance(i, Launch) and i.kernel >= shards.end)
+        if (at := next(optimizer, None)) is not None:
+            writer.before[self.groups.before(at)] += ending
+            ending = []
+        gradients = [update.gradient for update in shards.updates]
+        if sums := tuple(dict.fromkeys(self.shard[b] for b in gradients)):
+            ending.append(Release(sums))
+        whole = tuple((w, shards.padded((w,))) for w in shards.weights)
+        how = WithCollectives(
+            (), (), (*whole, *shards.of_optimizer), tuple(self.shard.items()), shards.durations(), tuple(shards.weights)
+        )
+        return writer.written(how, without=frozenset(shards.weights), released=frozenset(gradients), ending=ending)
+
+    def _gather(self, n: int) -> None:
+        """The all-gather of a group, and what compute does when it is there."""
+        name, first, last, again = self.gathers[n]
+        writer, weights, buffer = self.writer, self.members[name], self.buffers[name]
+        phase, size = Phase.BACKWARD if again else Phase.FORWARD, self.shards.padded(weights)
+        ns = self.costs.collective_ns(Collective.ALL_GATHER, size)
+        reads = [self.shard[w] for w in weights]
+        gather = writer.kernel(first, Collective.ALL_GATHER, _label(name), phase, ns, reads, (buffer,))
+        copy_ns = self.costs.copy_ns(size)
+        copy = writer.kernel(first, "split_with_sizes_copy", _label(name), phase, copy_ns, (buffer,), weights)
+        gathered, copied = writer.event("gathered", n), writer.event("copied", n)
+        following = self.gathers[n + 1] if n + 1 < len(self.gathers) else None
+        ahead: Code = [Acquire((self.buffers[following.name],))] if again and following and following.again else []
+        there: Code = [Await(gathered), Acquire(tuple(weights)), copy, Release((buffer,)), *ahead, Signal(copied)]
+        writer.before[first] += there
+        writer.after[last].append(Release(tuple(weights)))
+        prefetched = again and self.gathers[n - 1].again
+        waits = [Await(writer.event("begun"))] if n == 0 else []
+        if n > 1 or again:
+            waits = [Await(writer.event("copied", n - 1 if again else n - 2))]
+        allocated: Code = [] if prefetched else [Acquire((buffer,))]
+        position = self.gathers[n - 1].first if prefetched else min(first, self._backward) if again else first
+        writer.launch(position, [*waits, *allocated, gather, Signal(gathered)], behind=prefetched)
+
+    @property
+    def _backward(self) -> int:
+        """Where backward begins."""
+        kernels, code = self.graph.kernels, self.writer.code
+        return next(
+            at
+            for at, i in enumerate(code)
+            if isinstance(i, Launch) and (i.recompute or kernels[i.kernel].phase is not Phase.FORWARD)
+        )
+
+    def _reduce(self, position: int, name: str, before: tuple[str, int] | None) -> tuple[str, int]:
+        """The reduce-scatter of a group's gradients; returns the group and its buffer. before: of the last one."""
+        writer, pairs = self.writer, self.trained[name]
+        gradients, size = tuple(pairs.values()), self.shards.padded(pairs.values())
+        filled = writer.block(f"to reduce {_label(name)}", size)
+        part = writer.block(f"gradients {_label(name)}", size // self.shards.ranks, BlockKind.WEIGHT_GRADIENT)
+        self.shard.update(dict.fromkeys(gradients, part))
+        at, phase = position + 1, Phase.BACKWARD
+        copy = writer.kernel(at, "chunk_cat", _label(name), phase, self.costs.copy_ns(size), gradients, (filled,))
+        ns = self.costs.collective_ns(Collective.REDUCE_SCATTER, size)
+        reduce = writer.kernel(at, Collective.REDUCE_SCATTER, _label(name), phase, ns, (filled,), (part,))
+        ready, done = writer.event("filled", name), writer.event("reduced", name)
+        writer.after[position] += [
+            *self._wait_for(before),
+            Acquire((filled,)),
+            copy,
+            Release(gradients),
+            Signal(ready),
+        ]
+        writer.launch(position, [Await(ready), Acquire((part,)), reduce, Signal(done)])
+        return name, filled
+
+    def _wait_for(self, reduced: tuple[str, int] | None) -> Code:
+        """Compute waits for a reduce-scatter, and drops its buffer."""
+        if reduced is None:
+            return []
+        name, buffer = reduced
+        return [Await(self.writer.event("reduced", name)), Release((buffer,))]
+
+
+def _label(name: str) -> str:
+    return name or "root"
