@@ -8,15 +8,17 @@ of their sum. The optimizer updates the GPU's own part of the weights.
 All collectives are on one stream, in the order in which the host launches them:
 
 * In forward an all-gather may begin when the weights of the group before the last one have been copied from their
-  buffer: so that of the next group runs while a group computes.
-* In backward it begins when the weights of the group before have been copied; its buffer is allocated then.
+  buffer: so that of the next group runs while a group computes. The last buffer stays until the model
+  has its output.
+* In backward it begins when the weights of the group before have been copied, and the first one with the backward of
+  the model's output; its buffer is allocated then.
 * The reduce-scatter of a group comes behind the all-gather that was launched before it. Compute waits for that of the
   group before when a group's backward ends, and then drops the buffer of that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from simgpu.graph.collectives import WithCollectives
@@ -135,28 +137,45 @@ class _Writer:
         copy_ns = self.costs.copy_ns(size)
         copy = writer.kernel(first, "split_with_sizes_copy", _label(name), phase, copy_ns, (buffer,), weights)
         gathered, copied = writer.event("gathered", n), writer.event("copied", n)
-        following = self.gathers[n + 1] if n + 1 < len(self.gathers) else None
-        ahead: Code = [Acquire((self.buffers[following.name],))] if again and following and following.again else []
-        there: Code = [Await(gathered), Acquire(tuple(weights)), copy, Release((buffer,)), *ahead, Signal(copied)]
-        writer.before[first] += there
+        # In backward its buffer is allocated where the host launches it.
+        others = self.gathers[n + 1 :]
+        ahead: Code = [Acquire((self.buffers[others[0].name],))] if again and others else []
+        is_last = not again and (not others or others[0].again)
+        done: Code = [] if is_last else [Release((buffer,))]
+        writer.before[first] += [Await(gathered), Acquire(tuple(weights)), copy, *done, *ahead, Signal(copied)]
         writer.after[last].append(Release(tuple(weights)))
-        prefetched = again and self.gathers[n - 1].again
-        waits = [Await(writer.event("begun"))] if n == 0 else []
-        if n > 1 or again:
-            waits = [Await(writer.event("copied", n - 1 if again else n - 2))]
-        allocated: Code = [] if prefetched else [Acquire((buffer,))]
-        position = self.gathers[n - 1].first if prefetched else min(first, self._backward) if again else first
-        writer.launch(position, [*waits, *allocated, gather, Signal(gathered)], behind=prefetched)
+        if is_last:
+            writer.after[self._end_of_model].append(Release((buffer,)))
+        if not again:
+            earlier = writer.event("copied", n - 2) if n > 1 else writer.event("begun")
+            writer.launch(first, [Await(earlier), Acquire((buffer,)), gather, Signal(gathered)], behind=False)
+        elif self.gathers[n - 1].again:
+            writer.launch(self.gathers[n - 1].first, [Await(writer.event("copied", n - 1)), gather, Signal(gathered)])
+        else:
+            position = min(first, self.groups.before(self._backward))
+            writer.before[position][:0] = [Acquire((buffer,)), Signal(begins := writer.event("backward"))]
+            writer.launch(position, [Await(begins), gather, Signal(gathered)], behind=False)
+
+    @property
+    def _end_of_model(self) -> int:
+        """The last launch of forward that reads a weight: what follows is the loss, which no group computes."""
+        return max(at for at, is_forward in self._with_weights() if is_forward)
 
     @property
     def _backward(self) -> int:
-        """Where backward begins."""
-        kernels, code = self.graph.kernels, self.writer.code
-        return next(
-            at
-            for at, i in enumerate(code)
-            if isinstance(i, Launch) and (i.recompute or kernels[i.kernel].phase is not Phase.FORWARD)
-        )
+        """The first launch of backward that reads a weight: the gradient of the model's output is there."""
+        return min(at for at, is_forward in self._with_weights() if not is_forward)
+
+    def _with_weights(self) -> Iterator[tuple[int, bool]]:
+        """Launches that read weights, and whether they are of forward."""
+        graph, weights = self.graph, self.groups.of_weight
+        for at, i in enumerate(self.writer.code):
+            if (
+                isinstance(i, Launch)
+                and i.kernel < self.shards.end
+                and any(b in weights for b in graph.reads[i.kernel])
+            ):
+                yield at, graph.is_forward[i.kernel] and not i.recompute
 
     def _reduce(self, position: int, name: str, before: tuple[str, int] | None) -> tuple[str, int]:
         """The reduce-scatter of a group's gradients; returns the group and its buffer. before: of the last one."""

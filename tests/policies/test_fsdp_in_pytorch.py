@@ -1,0 +1,93 @@
+"""`fsdp` against PyTorch's FSDP2 on a CPU: the peak of an iteration, to the byte. Its process group is PyTorch's fake
+one, which exchanges nothing, and the profiler reports each allocation. Each peak is behind forward of the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from simgpu.hardware.nodes import load_node
+from simgpu.simulation.run import simulate
+
+torch = pytest.importorskip("torch")
+distributed = pytest.importorskip("torch.distributed.fsdp")
+
+
+def model(layers: int, width: int) -> Any:
+    """Two layers that no group has, around `layers` groups: the first one's input then needs a gradient."""
+    nn = torch.nn
+    blocks = (nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(layers))
+    return nn.Sequential(nn.Linear(width, width), *blocks, nn.Linear(width, width))
+
+
+def squared(output: Any) -> Any:
+    return (output * output).sum()
+
+
+def sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def adamw(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, foreach=False)
+
+
+def measured(gpus: int, layers: int, width: int, batch: int, optimizer: Callable[[Any], Any], reshard: bool) -> int:
+    """The most bytes that PyTorch allocates in an iteration in addition to what it begins with."""
+    from torch.profiler import ProfilerActivity, profile
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=gpus, store=FakeStore())
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (gpus,))
+        sharded = model(layers, width)
+        for block in list(sharded)[1:-1]:
+            distributed.fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        distributed.fully_shard(sharded, mesh=mesh)
+        stepper, inputs = optimizer(sharded.parameters()), torch.randn(batch, width)
+
+        def step() -> None:
+            squared(sharded(inputs)).backward()
+            stepper.step()
+            stepper.zero_grad()
+
+        step()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            step()
+        events = profiled.profiler.kineto_results.events()
+        return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layers", "width", "batch", "optimizer", "reshard"),
+    [
+        (8, 4, 64, 64, sgd, True),
+        (8, 3, 60, 16, adamw, True),
+        (3, 5, 50, 200, sgd, True),
+        (4, 3, 64, 96, adamw, False),
+    ],
+    ids=["even", "padded", "three GPUs", "weights stay"],
+)
+def test_the_peak_is_that_of_fully_shard_to_the_byte(
+    gpus: int, layers: int, width: int, batch: int, optimizer: Callable[[Any], Any], reshard: bool
+) -> None:
+    from simgpu.recorder import record
+
+    trace = record(
+        lambda: (model(layers, width), torch.randn(batch, width), (), squared),
+        batch=batch,
+        repetitions=1,
+        warmup=1,
+        optimizer=optimizer,
+        date="2026-01-01",
+    )
+    parameters = {"gpus": gpus, "blocks": [str(n) for n in range(1, layers + 1)], "reshard_after_forward": reshard}
+    result = simulate(trace, load_node("h100-x8"), "fsdp", parameters=parameters)
+    lasting = sum(block.bytes for block in result.graph.blocks if block.persistent)
+    expected = measured(gpus, layers, width, batch, optimizer, reshard)
+    assert result.metrics.device_peak_bytes - lasting == expected
