@@ -10,17 +10,18 @@ torch/distributed/fsdp/_fully_shard. Each GPU trains on samples of its own: the 
   and gathered again for backward, with what a checkpoint inside recomputes; those of the root stay.
 * When backward of a group has ended, a kernel copies its gradients to a buffer, and a reduce-scatter adds up those of
   all GPUs, while the next group computes. Compute waits for it when that group ends.
-* The optimizer's kernels take time in proportion to the bytes that they access.
+* The optimizer's kernels take time in proportion to the bytes that they access, but for their fixed time.
 
 All collectives are on one stream in the order of their launches, as those of one NCCL communicator are; their times are
 those of `simgpu.hardware.collectives`, and all GPUs begin them together.
 
 What differs: the host launches ahead without limit, so an all-gather of forward begins as soon as its stream may, and
 its buffer is allocated then, where PyTorch allocates it when the host launches it, and frees it a group later: in
-forward of the groups there may be one buffer more or fewer. The first all-gather of backward begins with backward, and not before. The loss
-is computed outside of the model, as in `loss_fn(model(x), y)`. The copy of a shard into its buffer, which overlaps the
-all-gather in front, takes no time. Weights and gradients are exchanged in the trace's formats: FSDP2's mixed precision,
-which converts single-precision shards, is not modelled. Gradients are clipped without the all-reduce of their norm.
+forward of the groups there may be one buffer more or fewer. The first all-gather of backward begins with backward, and
+not before. The loss is computed outside of the model, as in `loss_fn(model(x), y)`. The copy of a shard into its
+buffer, which overlaps the all-gather in front, takes no time. Weights and gradients are exchanged in the trace's
+formats: FSDP2's mixed precision, which converts single-precision shards, is not modelled. Gradients are clipped without
+the all-reduce of their norm.
 """
 
 from __future__ import annotations

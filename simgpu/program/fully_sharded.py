@@ -121,9 +121,9 @@ class _Writer:
         if sums := tuple(dict.fromkeys(self.shard[b] for b in gradients)):
             ending.append(Release(sums))
         whole = tuple((w, shards.padded((w,))) for w in shards.weights)
-        how = WithCollectives(
-            (), (), (*whole, *shards.of_optimizer), tuple(self.shard.items()), shards.durations(), tuple(shards.weights)
-        )
+        durations = shards.durations(self.costs.elementwise[1])
+        sizes = (*whole, *shards.of_optimizer)
+        how = WithCollectives((), (), sizes, tuple(self.shard.items()), durations, tuple(shards.weights))
         return writer.written(how, without=frozenset(shards.weights), released=frozenset(gradients), ending=ending)
 
     def _gather(self, n: int) -> None:

@@ -29,7 +29,8 @@ class ExchangeCosts:
     node: NodeSpec
 
     @cached_property
-    def _elementwise(self) -> tuple[int, int]:
+    def elementwise(self) -> tuple[int, int]:
+        """Bytes per second of a long elementwise kernel, and the fixed time of each."""
         return elementwise_rate(self.node.gpu)
 
     def collective_ns(self, kind: Collective, size: int) -> int:
@@ -38,7 +39,7 @@ class ExchangeCosts:
 
     def copy_ns(self, size: int) -> int:
         """A kernel that copies this many bytes within the GPU, by the time model's law of elementwise kernels."""
-        bandwidth, overhead_ns = self._elementwise
+        bandwidth, overhead_ns = self.elementwise
         return overhead_ns + ceil(Fraction(2 * size * NANO, bandwidth))
 
 
@@ -99,8 +100,11 @@ class Shards:
         """Bytes of a buffer with the shards of all GPUs."""
         return self.ranks * sum(self.bytes_of[b] for b in blocks)
 
-    def durations(self) -> tuple[tuple[int, int], ...]:
-        """(kernel, ns) of the optimizer's kernels, in proportion to the bytes that they access."""
+    def durations(self, fixed_ns: int) -> tuple[tuple[int, int], ...]:
+        """(kernel, ns) of the optimizer's kernels, in proportion to the bytes that they access.
+
+        fixed_ns: of each kernel, which does not become shorter.
+        """
         graph, sizes = self.graph, self.graph.sizes
         times = []
         for k in range(self.end, len(graph.kernels)):
@@ -108,7 +112,8 @@ class Shards:
             before = sum(sizes[b] for b in accessed)
             left = sum(self.bytes_of.get(b, sizes[b]) for b in accessed)
             if before:
-                times.append((k, ceil(Fraction(graph.durations[k] * left, before))))
+                whole = graph.durations[k]
+                times.append((k, max(ceil(Fraction(whole * left, before)), min(whole, fixed_ns))))
         return tuple(times)
 
 

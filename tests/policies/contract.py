@@ -31,7 +31,7 @@ import pytest
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
-from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec
+from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec, PeerSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
 from simgpu.program.instructions import HOST, Initialize, Launch, Program
@@ -67,11 +67,13 @@ def trace_of(name: str) -> Trace:
     return replace(trace, info=replace(trace.info, batch=4), sparsity=sparsity)
 
 
-def node_of(memory: int, *, compressing: bool = False) -> NodeSpec:
+def node_of(memory: int, *, compressing: bool = False, gpus: int = 1) -> NodeSpec:
     """A small V100 whose copies take about as long as hand-made kernels, with a compressing DMA engine or without."""
+    peers = PeerSpec("test link", "nvlink", 10**9) if gpus > 1 else None
     cdma = CdmaSpec("zvc", 9 * 10**9, buffer=100, latency_ns=10, kernel_bandwidth=10**9) if compressing else None
     gpu = GpuSpec("Tesla V100 PCIe", memory, dram_bandwidth=900 * 10**9, multiprocessors=80, cdma=cdma)
-    return NodeSpec("bench", gpu, LINK, HostSpec(codec_bandwidth=5 * 10**9, memory_bandwidth=20 * 10**9))
+    host = HostSpec(codec_bandwidth=5 * 10**9, memory_bandwidth=20 * 10**9)
+    return NodeSpec("bench", gpu, LINK, host, gpus=gpus, peers=peers)
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Fixed(Policy):
         return self.program
 
 
-def context_of(trace: Trace, budget: int, seed: int = 0, *, compressing: bool = False) -> PlanContext:
+def context_of(trace: Trace, budget: int, seed: int = 0, *, compressing: bool = False, gpus: int = 1) -> PlanContext:
     """The planning context of a policy; its trial runs use the simulator."""
-    node = node_of(budget, compressing=compressing)
+    node = node_of(budget, compressing=compressing, gpus=gpus)
 
     def trial(program: Program) -> Result:
         return simulate(trace, node, Fixed(program), seed=seed)
@@ -107,9 +109,9 @@ def budgets_of(trace: Trace) -> dict[str, int]:
 
 @cache
 def _outcome(
-    policy: str, given: tuple[tuple[str, object], ...], name: str, budget: int, pool: str, compressing: bool
+    policy: str, given: tuple[tuple[str, object], ...], name: str, budget: int, pool: str, compressing: bool, gpus: int
 ) -> Any:
-    trace, node = trace_of(name), node_of(budget, compressing=compressing)
+    trace, node = trace_of(name), node_of(budget, compressing=compressing, gpus=gpus)
     try:
         return simulate(trace, node, policy, parameters=dict(given), iterations=ITERATIONS, seed=7, pool=pool)
     except (OutOfMemoryError, InputError) as error:
@@ -137,14 +139,15 @@ def _pair(label: str, given: Parameters, trace: Any, first: bool) -> Any:
 class PolicyContract:
     """Inherit, and name the policy and the parameter sets to test it with.
 
-    compressing: whether it needs a node with a compressing DMA engine. pools: the pools that its programs support.
-    copies_ahead: whether it may copy out blocks that then stay resident.
+    compressing: whether it needs a node with a compressing DMA engine; gpus: of the node. pools: the pools that its
+    programs support. copies_ahead: whether it may copy out blocks that then stay resident.
     """
 
     policy: ClassVar[str]
     pools: ClassVar[tuple[str, ...]] = POOLS
     parameter_sets: ClassVar[tuple[Parameters, ...]] = ({},)
     compressing: ClassVar[bool] = False
+    gpus: ClassVar[int] = 1
     copies_ahead: ClassVar[bool] = False
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -183,10 +186,10 @@ class PolicyContract:
         self, parameters: Parameters, trace_name: str, budget: int, pool: str = ""
     ) -> Result | OutOfMemoryError | InputError:
         given = tuple(sorted(parameters.items()))
-        return _outcome(self.policy, given, trace_name, budget, pool or self.pools[0], self.compressing)
+        return _outcome(self.policy, given, trace_name, budget, pool or self.pools[0], self.compressing, self.gpus)
 
     def context(self, trace: Trace, seed: int = 0) -> PlanContext:
-        return context_of(trace, PLENTY, seed, compressing=self.compressing)
+        return context_of(trace, PLENTY, seed, compressing=self.compressing, gpus=self.gpus)
 
     def plan(self, parameters: Parameters, context: PlanContext) -> Program:
         try:

@@ -240,6 +240,26 @@ class TestWeightsOnHost(TestOptimizerOnHost):
     )
 
 
+class TestFsdp(PolicyContract):
+    policy = "fsdp"
+    gpus = 4
+    parameter_sets = (
+        {"gpus": 4},
+        {"gpus": 4, "blocks": 3, "reshard_after_forward": False, "inside": "checkpoint"},
+        {"gpus": 4, "blocks": 2, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
+        {"gpus": 1},
+    )
+
+    def test_runs_every_kernel_as_often_as_its_round_repeats(self, parameters, trace_name):
+        """In addition to the kernels of the trace, those that exchange run once."""
+        result = self.run(parameters, trace_name)
+        spans = [span for span in result.timeline if span.iteration == ITERATIONS - 1 and span.kind is SpanKind.COMPUTE]
+        ran = Counter(span.name for span in spans)
+        assert {k.id for k in trace_of(trace_name).kernels} <= ran.keys()
+        exchanges = [name for name in ran if name.startswith("all_gather")]
+        assert bool(exchanges) == (parameters["gpus"] > 1) and set(ran.values()) == {1}
+
+
 class TestLru(PolicyContract):
     policy = "lru"
 
