@@ -26,19 +26,13 @@ the all-reduce of their norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.collectives import Group
-from simgpu.hardware.sharing import one_of
-from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter
-from simgpu.policies.calling import planned
-from simgpu.policies.common.host_optimizer import check_optimizer
-from simgpu.policies.common.inside import Outer
+from simgpu.policies.base import Policy, parameter
 from simgpu.policies.common.section_choice import sections_of
+from simgpu.policies.common.together import ONE_GPU, TrainsTogether
 from simgpu.policies.registry import policy_inside
 from simgpu.program.fully_sharded import fully_sharded
 from simgpu.program.instructions import Program
@@ -47,15 +41,13 @@ from simgpu.units import format_bytes
 
 
 @dataclass(frozen=True)
-class FullyShardedDataParallel(Outer):
+class FullyShardedDataParallel(TrainsTogether):
     """Each GPU has a part of weights, gradients and optimizer state; groups of layers gather weights to compute."""
 
     name = "fsdp"
     summary = "FSDP2 on one of several GPUs: each has a part of weights, gradients and optimizer state"
     source = "PyTorch 2.13, torch.distributed.fsdp.fully_shard"
 
-    gpus: int = parameter(8, "number of GPUs that train together, over all nodes")
-    nodes: int = parameter(1, "number of nodes that they are on, as many on each")
     blocks: int | Sequence[str] = parameter(0, "the groups, as for checkpoint; all other layers are the root group")
     reshard_after_forward: bool = parameter(True, "whether weights of groups leave between forward and backward")
     inside: str | Mapping[str, object] = parameter(
@@ -72,44 +64,16 @@ class FullyShardedDataParallel(Outer):
         """The policy of everything else."""
         return policy_inside(self.inside)
 
-    def machine(self, node: NodeSpec) -> NodeSpec:
-        """What one of the GPUs has of its node."""
-        return one_of(self.inner.machine(node), _group(self.gpus, self.nodes).local)
-
-    def plan(self, context: PlanContext) -> Program:
-        """One iteration. With one GPU that of the policy `inside`.
-
-        Raises `InputError` for a node that does not state the links which the GPUs need, for several compute streams,
-        micro-batches, an optimizer that does not come last, and for a policy inside that moves what the GPUs share.
-        """
-        graph, group = context.graph, _group(self.gpus, self.nodes)
-        if group.ranks == 1:
-            return planned(self.inner, context)
-        check_optimizer(graph, self.name)
+    def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
+        """Raises `InputError` for micro-batches, and as `sections_of` for groups."""
         group_of = sections_of(graph, self.blocks).of_layer
-        costs = ExchangeCosts(group, context.node)
+        shards = Shards.of(graph, costs.group.ranks)
+        size, whole = (sum(sizes[b] for b in shards.bytes_of) for sizes in (shards.bytes_of, graph.sizes))
+        share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
+        note = f"each of {costs.group.ranks} GPUs has {share}, in {len(set(group_of.values()))} groups and the root"
 
-        def sharded(program: Program) -> Program:
-            return fully_sharded(program, graph, group_of, costs, reshard_after_forward=self.reshard_after_forward)
+        def exchanging(program: Program) -> Program:
+            sharded = fully_sharded(program, graph, group_of, costs, reshard_after_forward=self.reshard_after_forward)
+            return replace(sharded, notes=(*sharded.notes, note, ONE_GPU))
 
-        def trial(program: Program) -> Trial:
-            return context.trial(sharded(program))
-
-        program = sharded(planned(self.inner, replace(context, trial=trial, chosen=no_progress)))
-        return replace(program, notes=(*program.notes, _note(graph, group, len(set(group_of.values())))))
-
-
-def _group(gpus: int, nodes: int) -> Group:
-    """The GPUs. Raises `InputError` for numbers that do not fit together."""
-    if gpus < 1 or nodes < 1 or gpus % nodes:
-        what = f"{gpus} GPUs cannot be divided evenly among {nodes} nodes"
-        raise InputError.single("", "parameters.nodes", what, "give a number of nodes that divides the GPUs")
-    return Group(gpus, nodes)
-
-
-def _note(graph: TaskGraph, group: Group, groups: int) -> str:
-    shards = Shards.of(graph, group.ranks)
-    size, whole = (sum(sizes[b] for b in shards.bytes_of) for sizes in (shards.bytes_of, graph.sizes))
-    on = "" if group.nodes == 1 else f" on {group.nodes} nodes"
-    share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
-    return f"each of {group.ranks} GPUs{on} has {share}, in {groups} groups and the root"
+        return exchanging

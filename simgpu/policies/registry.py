@@ -47,6 +47,7 @@ _BUILT_IN = {
     "optimizer_on_host": "simgpu.policies.optimizer_on_host:OptimizerOnHost",
     "weights_on_host": "simgpu.policies.weights_on_host:WeightsOnHost",
     "fsdp": "simgpu.policies.fsdp:FullyShardedDataParallel",
+    "ddp": "simgpu.policies.ddp:DistributedDataParallel",
     "lru": "simgpu.policies.lru:Lru",
     "belady": "simgpu.policies.belady:Belady",
     "swapadvisor": "simgpu.policies.swapadvisor.policy:SwapAdvisor",

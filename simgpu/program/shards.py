@@ -48,7 +48,7 @@ class Shards:
     """The bytes that the first of `ranks` GPUs has of what they share.
 
     graph: with the program's transforms. updates: of its trained weights; weights: all, with those that are not
-    trained. end: the first kernel of the optimizer.
+    trained. end: the first kernel of the optimizer. rows: whether weights are divided by rows, and not by bytes.
 
     FSDP2 divides a weight along its first dimension, rounded up, and pads the last shards
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py); one of unknown shape is divided by bytes here. Gradient and
@@ -60,9 +60,10 @@ class Shards:
     updates: Sequence[Update]
     weights: Sequence[int]
     end: int
+    rows: bool
 
     @classmethod
-    def of(cls, graph: TaskGraph, ranks: int) -> Shards:
+    def of(cls, graph: TaskGraph, ranks: int, *, rows: bool = True) -> Shards:
         """Raises `InputError` as `updates_of` does, and for a weight that is trained without a known gradient."""
         updates, end = updates_of(graph)
         if lacking := without_gradient(graph):
@@ -73,13 +74,13 @@ class Shards:
             )
         blocks = enumerate(graph.blocks)
         weights = [b for b, block in blocks if block.kind is BlockKind.WEIGHT and block.persistent]
-        return cls(graph, ranks, updates, weights, end)
+        return cls(graph, ranks, updates, weights, end, rows)
 
     @cached_property
     def bytes_of(self) -> Mapping[int, int]:
         """By weight, gradient, optimizer state, and what only the optimizer uses."""
         graph, blocks = self.graph, self.graph.blocks
-        sizes = {w: shard_bytes(blocks[w], self.ranks) for w in self.weights}
+        sizes = {w: shard_bytes(blocks[w], self.ranks, rows=self.rows) for w in self.weights}
         for weight, gradient, state in self.updates:
             share = Fraction(sizes[weight], max(blocks[weight].bytes, 1))
             for b in (gradient, *(s for s in state if blocks[s].bytes > _SCALAR)):
@@ -117,14 +118,14 @@ class Shards:
         return tuple(times)
 
 
-def shard_bytes(block: Block, ranks: int) -> int:
-    """Bytes of a block's shard on the first GPU.
+def shard_bytes(block: Block, ranks: int, *, rows: bool = True) -> int:
+    """Bytes of a block's shard on the first GPU. rows: whole rows, where its shape is known.
 
     >>> weight = Block("w", 400, BlockKind.WEIGHT, shape=(10, 10))
     >>> shard_bytes(weight, 4), shard_bytes(Block("v", 401, BlockKind.WEIGHT), 4)
     (120, 101)
     """
-    rows = block.shape[0] if block.shape else 0
-    if rows and block.bytes % rows == 0:
-        return -(-rows // ranks) * (block.bytes // rows)
+    count = block.shape[0] if block.shape and rows else 0
+    if count and block.bytes % count == 0:
+        return -(-count // ranks) * (block.bytes // count)
     return -(-block.bytes // ranks)

@@ -29,7 +29,7 @@ def check_optimizer(graph: TaskGraph, policy: str) -> None:
         raise InputError.single(graph.trace.name, "policy", what, "run it on one GPU")
     _, end = updates_of(graph)
     if end == len(graph.kernels):
-        what = "the trace has no optimizer, so there is nothing to do on the host"
+        what = f"the trace has no optimizer, and {policy} is about its updates"
         raise InputError.single(graph.trace.name, "kernels.phase", what, "record or model it with an optimizer")
 
 

@@ -1,0 +1,63 @@
+"""What policies share that are for one GPU of several which train together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from simgpu.errors import InputError
+from simgpu.graph.taskgraph import TaskGraph
+from simgpu.hardware.collectives import Group
+from simgpu.hardware.sharing import one_of
+from simgpu.hardware.spec import NodeSpec
+from simgpu.policies.base import PlanContext, Trial, no_progress, parameter
+from simgpu.policies.calling import planned
+from simgpu.policies.common.host_optimizer import check_optimizer
+from simgpu.policies.common.inside import Outer
+from simgpu.program.instructions import Program
+from simgpu.program.shards import ExchangeCosts
+
+#: A note on each result.
+ONE_GPU = "samples per second are those of one GPU"
+
+
+@dataclass(frozen=True)
+class TrainsTogether(Outer):
+    """One GPU of several, each with samples of its own; all begin their collectives together."""
+
+    gpus: int = parameter(8, "number of GPUs that train together, over all nodes")
+    nodes: int = parameter(1, "number of nodes that they are on, as many on each")
+
+    @property
+    def group(self) -> Group:
+        """The GPUs. Raises `InputError` for numbers that do not fit together."""
+        gpus, nodes = self.gpus, self.nodes
+        if gpus < 1 or nodes < 1 or gpus % nodes:
+            what = f"{gpus} GPUs cannot be divided evenly among {nodes} nodes"
+            raise InputError.single("", "parameters.nodes", what, "give a number of nodes that divides the GPUs")
+        return Group(gpus, nodes)
+
+    def machine(self, node: NodeSpec) -> NodeSpec:
+        """What one of the GPUs has of its node."""
+        return one_of(self.inner.machine(node), self.group.local)
+
+    def plan(self, context: PlanContext) -> Program:
+        """One iteration. With one GPU that of the policy `inside`.
+
+        Raises `InputError` for a node that does not state the links which the GPUs need, for several compute streams,
+        for an optimizer that does not come last, and for a policy inside that moves what the GPUs share.
+        """
+        if self.group.ranks == 1:
+            return planned(self.inner, context)
+        check_optimizer(context.graph, self.name)
+        exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))
+
+        def trial(program: Program) -> Trial:
+            return context.trial(exchanging(program))
+
+        return exchanging(planned(self.inner, replace(context, trial=trial, chosen=no_progress)))
+
+    @abstractmethod
+    def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
+        """Adds to a program of the policy inside what the GPUs exchange."""
