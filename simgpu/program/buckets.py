@@ -12,8 +12,9 @@ of buckets. Compute waits for all of them before the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from simgpu.errors import InputError
@@ -66,8 +67,8 @@ def in_buckets(
 
 
 class _Writer:
-    """Writes the program. groups: positions in its code; ready: that of the last launch of backward that uses the
-    gradient of each weight. events: of each bucket's collective."""
+    """Writes the program. groups: positions in its code. ready: where each bucket has all its gradients; bucket_of: the
+    block that replaces each gradient for the optimizer; waits: code in front of it."""
 
     def __init__(
         self, program: Program, graph: TaskGraph, parts: Shards, costs: ExchangeCosts, capacity: Capacity
@@ -75,11 +76,10 @@ class _Writer:
         self.graph, self.parts, self.costs = graph, parts, costs
         self.writer = CollectiveWriter(program, graph)
         self.groups = WeightGroups.of(program, graph, {}, [update.weight for update in parts.updates], parts.end)
-        launched = self.groups.launched
-        ready = {u.gradient: max(launched[k] for k in graph.uses[u.gradient] if k in launched) for u in parts.updates}
-        order = sorted(reversed(parts.updates), key=lambda update: ready[update.gradient])
-        self.buckets = list(_full(order, graph, capacity))
-        self.ready = [max(ready[update.gradient] for update in bucket) for bucket in self.buckets]
+        used = {u.gradient: self.groups.last_use(u.gradient, graph) for u in parts.updates}
+        self.buckets = list(_full(_in_order(parts.updates, graph, used), graph, capacity))
+        ready = (max(used[update.gradient][0] for update in bucket) for bucket in self.buckets)
+        self.ready = list(accumulate(ready, max))
         self.bucket_of: dict[int, int] = {}
         self.waits: Code = []
 
@@ -134,6 +134,17 @@ class _Writer:
         ns = self.costs.collective_ns(Collective.ALL_GATHER, sum(self.graph.sizes[w] for w in weights))
         kernel = writer.kernel(end, Collective.ALL_GATHER, f"bucket {n + 1}", Phase.OPTIMIZER, ns, weights, weights)
         writer.launch(end, [kernel, Signal(writer.event("gathered", n))])
+
+
+def _in_order(updates: Sequence[Update], graph: TaskGraph, used: Mapping[int, tuple[int, int]]) -> list[Update]:
+    """Updates in the order in which backward completes their gradients. used: by gradient, its last launch and kernel.
+
+    Autograd accumulates the gradients of an operator when it has computed all, that of the last parameter first.
+    """
+    begun: dict[str, int] = {}
+    for position, k in sorted(used.values()):
+        begun.setdefault(graph.layers.name_of(k), position)
+    return sorted(updates, key=lambda u: (begun[graph.layers.name_of(used[u.gradient][1])], -u.weight))
 
 
 def _full(updates: Sequence[Update], graph: TaskGraph, capacity: Capacity) -> Iterator[list[Update]]:

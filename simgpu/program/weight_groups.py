@@ -78,8 +78,12 @@ class WeightGroups:
 
     def end_of_backward(self, name: str, gradients: Collection[int], graph: TaskGraph) -> int:
         """The last launch of a group's backward, or that uses one of these gradients before the optimizer."""
-        ready = (self.launched[k] for b in gradients for k in graph.uses[b] if k in self.launched)
+        ready = (self.last_use(b, graph)[0] for b in gradients)
         return max(self.spans.get((name, True), self.whole)[-1], *ready)
+
+    def last_use(self, b: int, graph: TaskGraph) -> tuple[int, int]:
+        """The last launch before the optimizer that uses a block, and its kernel."""
+        return max((self.launched[k], k) for k in graph.uses[b] if k in self.launched)
 
     def before(self, launch: int) -> int:
         """Where the memory for a launch is acquired."""

@@ -256,8 +256,17 @@ class TestFsdp(PolicyContract):
         spans = [span for span in result.timeline if span.iteration == ITERATIONS - 1 and span.kind is SpanKind.COMPUTE]
         ran = Counter(span.name for span in spans)
         assert {k.id for k in trace_of(trace_name).kernels} <= ran.keys()
-        exchanges = [name for name in ran if name.startswith("all_gather")]
+        exchanges = [name for name in ran if name.startswith(("all_gather", "all_reduce"))]
         assert bool(exchanges) == (parameters["gpus"] > 1) and set(ran.values()) == {1}
+
+
+class TestDdp(TestFsdp):
+    policy = "ddp"
+    parameter_sets = (
+        {"gpus": 4},
+        {"gpus": 4, "shards": "optimizer", "bucket_mib": 1, "inside": "checkpoint"},
+        {"gpus": 4, "inside": "offload_activations(min_offload_size=1, max_fwd_stash_size=2)"},
+    )
 
 
 class TestLru(PolicyContract):
