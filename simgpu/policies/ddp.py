@@ -1,7 +1,7 @@
 """`ddp`: one GPU of several with equal weights, which add up gradients in buckets while backward runs.
 
 Sources: PyTorch 2.13, torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp; Megatron-LM at
-00119989, param_and_grad_buffer.py and distributed_data_parallel.py in megatron/core/distributed. Each GPU trains on
+d98e8a64, param_and_grad_buffer.py and distributed_data_parallel.py in megatron/core/distributed. Each GPU trains on
 samples of its own: the trace is what one of them computes.
 
 With `shards: none`, PyTorch's DistributedDataParallel:

@@ -113,7 +113,7 @@ class OutputsSection(FileModel):
 class DataParallelSection(FileModel):
     """Data-parallel training on several GPUs of the node, each with an equal share of the batch.
 
-    They exchange gradients through host memory, as in moDNN; NCCL's collectives are not simulated.
+    They exchange gradients through host memory, as in moDNN; policies ddp and fsdp have NCCL's collectives.
     """
 
     gpus: int = Field(ge=1, description="number of GPUs; the batch must be divisible by it")
