@@ -35,8 +35,8 @@ NOT_EXCHANGED = (
 )
 NO_COLLECTIVES = (
     "gradients are exchanged as in moDNN (2019), through host memory over each GPU's host link; NCCL's collectives and "
-    "links between GPUs are not simulated, so this is not the speedup of multi-GPU training with them; policies ddp and "
-    "fsdp simulate one GPU with them"
+    "links between GPUs are not simulated, so this is not the speedup of multi-GPU training with them; policies ddp "
+    "and fsdp simulate one GPU with them"
 )
 
 
