@@ -19,7 +19,7 @@ from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusio
 from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
-from simgpu.workloads.configured.mixture import mixtral, olmoe, qwen2_moe, qwen3_moe
+from simgpu.workloads.configured.mixture import deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
 from simgpu.workloads.configured.unet_config import UNET, UNet, unet
 
 #: Largest file that is read, bytes. Published ones have a few kB.
@@ -367,6 +367,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
+    "deepseek_v3": deepseek_v3,
 }
 #: The values of ``model_type`` of decoders, and all supported ones.
 FAMILIES = tuple(_FAMILIES)

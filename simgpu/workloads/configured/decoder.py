@@ -39,6 +39,28 @@ class Rotation(StrEnum):
     HALVES = "halves"  # those half a width apart
     NEIGHBOURS = "neighbours"  # neighbours; each layer repeats cosines and sines (GLM)
     WIDE = "neighbours in float32"  # neighbours, in float32 (Cohere)
+    GATHERED = "neighbours, moved half a width apart first"  # DeepSeek-V3
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek): narrow vectors of a token from which those of its heads are computed.
+
+    queries: width of the vector of queries; None where they are computed from the token itself. keys: width of that of
+    keys and values. values: width of a head's values, which that of queries and keys may differ from.
+    """
+
+    queries: int | None
+    keys: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Routing that is limited to some groups of experts (DeepSeek-V3). count: of all groups. chosen: for each token."""
+
+    count: int
+    chosen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,7 @@ class Experts:
     shared: width of one that every token passes; 0 for none.
     normalized: whether the weights of those chosen are divided by their sum.
     step: every how many layers there are experts. dense: numbers of other layers without them.
+    groups: what the router chooses from by sigmoid scores (DeepSeek-V3); None for a softmax over all experts.
     """
 
     count: int
@@ -58,6 +81,7 @@ class Experts:
     normalized: bool = True
     step: int = 1
     dense: frozenset[int] = frozenset()
+    groups: Groups | None = None
 
     def rows(self, tokens: int) -> tuple[int, ...]:
         """Tokens of each expert if the router balances them: the remainder is given to the first experts, one each.
@@ -94,6 +118,8 @@ class Decoder:
     whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's;
         0 where masks are the same in all layers.
     experts: what replaces the feed-forward part in a mixture of experts.
+    latent: widths of multi-head latent attention, in which the last `rotary_width` of a head's `head_width` values are
+        rotated, and all heads share those of the keys; None for other attention.
     capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
     without: what of the whole model is not modelled, for notes; empty for nothing.
     """
@@ -131,12 +157,18 @@ class Decoder:
     capped_scores: bool = False
     capped_logits: bool = False
     experts: Experts | None = None
+    latent: Latent | None = None
     without: str = ""
 
     @property
     def groups(self) -> int:
         """Number of query heads for each head of keys and values."""
         return self.heads // self.key_heads
+
+    @property
+    def value_width(self) -> int:
+        """Width of a head's values."""
+        return self.head_width if self.latent is None else self.latent.values
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""

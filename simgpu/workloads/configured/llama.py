@@ -1,8 +1,8 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, Starcoder2, GLM, GLM-4, Cohere and
-Phi-3.
+Granite, Starcoder2, GLM, GLM-4, Cohere and Phi-3.
 
-Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`.
+Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`, DeepSeek-V3
+in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import HeadNorms, Norms
 from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
 from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseInner
+from simgpu.workloads.configured.grouped_experts import GroupedInner
+from simgpu.workloads.configured.latent import LatentAttention
 from simgpu.workloads.configured.norms import Norm, norm_of
 from simgpu.workloads.configured.parts import (
     Build,
@@ -115,8 +117,8 @@ class _Layer:
 
     build: Build
     name: str
-    attention: _Attention | _FusedAttention | EarlierAttention
-    inner: PlainInner | GatedInner | _FusedInner | SparseInner
+    attention: _AnyAttention
+    inner: _AnyInner
     norms: tuple[Norm | None, ...]
     window: int | None
 
@@ -163,14 +165,16 @@ class _Layer:
         return add(session, x, dropout(session, result, decoder.dropout))
 
 
-def _attention(build: Build) -> _Attention | _FusedAttention | EarlierAttention:
+def _attention(build: Build) -> _AnyAttention:
     """The attention of a layer of this family."""
+    if build.decoder.latent is not None:
+        return LatentAttention.create(build, build.decoder.latent)
     if build.decoder.family in EARLIER:
         return EarlierAttention.create(build)
     return _FusedAttention.create(build) if build.decoder.family == "phi3" else _Attention.create(build)
 
 
-def _inner(build: Build, number: int) -> PlainInner | GatedInner | _FusedInner | SparseInner:
+def _inner(build: Build, number: int) -> _AnyInner:
     """The feed-forward part of the layer of this number."""
     if build.decoder.family == "starcoder2":
         return PlainInner.create(build, "c_fc", "c_proj", "act")
@@ -178,6 +182,8 @@ def _inner(build: Build, number: int) -> PlainInner | GatedInner | _FusedInner |
         return _FusedInner.create(build)
     experts = build.decoder.experts
     if experts is not None and build.decoder.has_experts(number):
+        if experts.groups is not None:
+            return GroupedInner.create(build, experts, experts.groups)
         return SparseInner.create(build, experts)
     return GatedInner.create(build, "mlp", build.decoder.inner)
 
@@ -293,3 +299,7 @@ class _FusedInner:
         with session.layer("mlp"):
             gate, up = split(session, self.product(x), (inner, inner))
             return self.down(mul(session, up, activated(self.build, "activation_fn", gate)))
+
+
+_AnyAttention = _Attention | _FusedAttention | EarlierAttention | LatentAttention
+_AnyInner = PlainInner | GatedInner | _FusedInner | SparseInner | GroupedInner

@@ -124,7 +124,8 @@ def decoder_iteration(
     """
     products = options.products
     is_masked = decoder.needs_mask(length) and options.attention not in OF_PACKAGE
-    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=is_masked)
+    values = None if options.attention in OF_PACKAGE else decoder.value_width  # for the package, they are padded
+    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=is_masked, values=values)
     problems = _problems(decoder, batch, length, gpu, options, fused)
     problems += problems_of_parts(decoder, length, options, node)
     if problems:
@@ -226,6 +227,7 @@ def _problems(
 ) -> list[Problem]:
     problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
     problems += options.problems_of_compiled(decoder, gpu)
+    problems += options.problems_of_latent(decoder)
     problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"

@@ -13,16 +13,23 @@ from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import elementwise
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.eager.views import padded, sliced
 
 
 def package_attended(
     session: Session, query: Tensor, key: Tensor, value: Tensor, rate: float, places: Places
 ) -> Tensor:
-    """Attention of heads, (batch, heads, tokens, width), by the operator ``flash``. rate: of dropout."""
+    """Attention of heads, (batch, heads, tokens, width), by the operator ``flash``. rate: of dropout.
+
+    Narrower values than queries are padded, and the result is cut, as DeepSeek-V3's modules do.
+    """
+    width = value.shape[-1]
+    if width != query.shape[-1]:
+        value = padded(session, value, query.shape[-1])
     query, key, value = lowered(session, query, key, value)
     if places.positions is not None and query.shape[2] > 1:
         _check(session, places.positions)
-    return attention(session, "flash", query, key, value, rate, window=places.window)
+    return sliced(session, attention(session, "flash", query, key, value, rate, window=places.window), 0, width)
 
 
 def _check(session: Session, positions: Tensor) -> None:

@@ -28,22 +28,26 @@ _ROWS = 32
 _MASK_WIDTH = 8
 
 
-def fused_kernel(architecture: str | None, dtype: str, width: int, *, masked: bool = False) -> str | None:
+def fused_kernel(
+    architecture: str | None, dtype: str, width: int, *, masked: bool = False, values: int | None = None
+) -> str | None:
     """The fused operator for attention, ``flash`` or ``efficient``; None if there is none.
 
-    width: of a head. masked: whether a mask is added to the scores.
+    width: of a head. masked: whether a mask is added to the scores. values: width of a head's values, by default that
+    of queries and keys; flash attention supports no other.
 
     >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64)
     ('flash', 'efficient')
     >>> fused_kernel("volta", "bfloat16", 64) is None
     True
     """
-    has_flash = architecture in WITH_FLASH
-    if has_flash and not masked and dtype in _HALF and width <= _WIDEST and not width % _FLASH_WIDTH:
+    has_flash, values = architecture in WITH_FLASH, width if values is None else values
+    supports_width = width == values <= _WIDEST and not width % _FLASH_WIDTH
+    if has_flash and not masked and dtype in _HALF and supports_width:
         return "flash"
     on_tensor_cores = has_flash or (architecture in ("volta", "turing") and dtype in _HALF)
     step = (128 // (16 if dtype in _HALF else 32)) if on_tensor_cores else 1
-    if width % step or (dtype == "bfloat16" and not has_flash):
+    if width % step or values % step or (dtype == "bfloat16" and not has_flash):
         return None
     return "efficient"
 
@@ -62,6 +66,8 @@ def attention(
 ) -> Tensor:
     """Attention of (batch, heads, tokens, width) tensors; keys may have other tokens, and flash's fewer heads.
 
+    Values may have another width, which is then the result's.
+
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     causal: whether a token attends only to itself and those before it; a mask decides it instead. window: the number of
     those before it; None for all.
@@ -70,6 +76,7 @@ def attention(
     op = f"_scaled_dot_product_{kind}_attention"
     inputs = (query, key, value)
     batch, heads, tokens, _ = query.shape
+    shape: Sizes = (*query.shape[:-1], value.shape[-1])
     seed: tuple[Sizes, str]
     if kind == "flash":
         sums, seed = tokens, ((2,), "uint64")
@@ -77,8 +84,8 @@ def attention(
         needs_sums = any(x.node is not None for x in inputs)  # for backward (``compute_log_sumexp``)
         sums, seed = ceil(tokens / _ROWS) * _ROWS if needs_sums else 0, ((), "int64")
     bias = [_aligned(session, each, heads) for each in masks]
-    strides = _strides(kind, query)
-    results = ((query.shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
+    strides = _strides(kind, query, shape)
+    results = ((shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
     scores = replace(_shape(kind, *inputs), causal=causal and mask is None, window=window)
     work = _work(scores, inputs, bias, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
@@ -90,7 +97,7 @@ def attention(
         work = _work(scores, inputs, bias, Direction.BACKWARD_DATA)
         gradients = session.run(f"{op}_backward", reads, shapes, operations=work)
         for each, x in zip(gradients, inputs, strict=True):
-            each.strides = _strides(kind, x)
+            each.strides = _strides(kind, x, x.shape)
         return gradients
 
     session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
@@ -107,11 +114,11 @@ def _aligned(session: Session, mask: Tensor, heads: int) -> Tensor:
     return mask.seen((batch, heads, tokens, columns), (first, 0, row, 1))
 
 
-def _strides(kind: str, x: Tensor) -> Sizes:
-    """Those of a result or gradient of this operand's shape: in its order, or (batch, tokens, heads, width)."""
+def _strides(kind: str, x: Tensor, shape: Sizes) -> Sizes:
+    """Those of a result or gradient of this shape: in the operand's order, or (batch, tokens, heads, width)."""
     if kind == "flash":
         return elementwise_strides(x.shape, [(x.shape, x.strides)])
-    _, heads, tokens, width = x.shape
+    _, heads, tokens, width = shape
     return heads * tokens * width, width, heads * width, 1
 
 
@@ -133,8 +140,10 @@ def _work(
     """One operation without memory traffic for scores; backward reads operands, result and its gradient, and writes the
     operands' gradients."""
     query, key, value = inputs
-    moved = 2 * query.bytes + key.bytes + value.bytes
+    result = query.bytes // query.shape[-1] * value.shape[-1]
+    moved = query.bytes + result + key.bytes + value.bytes
     moved = moved + sum(x.bytes for x in bias) if direction is Direction.FORWARD else 2 * moved
     flops = shape.flops(direction)
-    work = Operation(OperationKind.ATTENTION, flops, moved, query.count, direction, dtype=query.dtype, attention=shape)
+    written = query.count // shape.width * shape.values if direction is Direction.FORWARD else query.count
+    work = Operation(OperationKind.ATTENTION, flops, moved, written, direction, dtype=query.dtype, attention=shape)
     return (work,)

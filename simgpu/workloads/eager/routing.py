@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simgpu.workloads.eager.pointwise import elementwise, only
+from simgpu.workloads.eager.pointwise import add_number, elementwise, only
 from simgpu.workloads.eager.session import Session
+from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import expand, unsqueeze
 
@@ -29,12 +30,29 @@ def largest(session: Session, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, places
 
 
-def divided_by_sum(session: Session, x: Tensor) -> Tensor:
-    """``x /= x.sum(-1, keepdim=True)``: autograd saves a copy of what the division overwrites, and the sums."""
-    (total,) = session.run("sum", (x,), (((*x.shape[:-1], 1), x.dtype),))
+def gathered(session: Session, x: Tensor, places: Tensor) -> Tensor:
+    """``x.gather(-1, places)``; saves both, x for its shape. Backward adds into zeros of full size."""
+    (result,) = session.run("gather", (x, places), ((places.shape, x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
+        session.run_in_place("scatter_add_", zeros, (places, only(grads)))
+        return (zeros,)
+
+    session.record((result,), (x,), backward, (x, places))
+    return result
+
+
+def divided_by_sum(session: Session, x: Tensor, *, nonzero: bool = False) -> Tensor:
+    """``x /= x.sum(-1, keepdim=True)``: autograd saves a copy of what the division overwrites, and the sums.
+
+    nonzero: whether a small number is added to the sums first. Under autocast, sums are in float32.
+    """
+    dtype = x.dtype if session.autocast is None else "float32"
+    (total,) = session.run("sum", (x,), (((*x.shape[:-1], 1), dtype),))
     session.record((total,), (x,), lambda grads: (expand(session, only(grads), x.shape),))
+    total = add_number(session, total) if nonzero else total
     (before,) = session.run("clone", (x,), ((x.shape, x.dtype),))
-    session.run_in_place("div_", x, (total,))
     result = Tensor(x.block, x.shape, x.strides)
 
     def backward(grads: _Grads) -> _Grads:
@@ -46,7 +64,8 @@ def divided_by_sum(session: Session, x: Tensor) -> Tensor:
         session.keep((quotient, factor, negative))
         return elementwise(session, "div", grad, total), of_total
 
-    session.record((result,), (x, total), backward, (before, total))
+    session.record((result,), (x, total), backward, (before, total))  # the sums are saved before the copy
+    session.run_in_place("div_", x, (total,))
     return result
 
 
@@ -60,7 +79,7 @@ def one_hot(session: Session, places: Tensor, count: int) -> Tensor:
 def where_chosen(session: Session, mask: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """``torch.where`` on one expert's part of a `one_hot` mask: the choice and the row of each of `rows` rows.
 
-    Both are columns of one block.
+    Both are columns of one block; the row is the first one where the mask's order is (tokens, choices) instead.
     """
     tokens, choices, count = mask.shape
     part = mask.seen((choices, tokens), (count, choices * count))
@@ -70,15 +89,16 @@ def where_chosen(session: Session, mask: Tensor, rows: int) -> tuple[Tensor, Ten
 
 def taken(session: Session, x: Tensor, rows: Tensor) -> Tensor:
     """``x[None, rows]``, (1, rows, width); saves the numbers of the rows. Backward adds into zeros of full size."""
-    return _indexed(session, unsqueeze(session, x, 0), (rows,), (1, rows.shape[0], x.shape[-1]))
+    return indexed(session, unsqueeze(session, x, 0), (rows,), (1, rows.shape[0], x.shape[-1]))
 
 
 def taken_values(session: Session, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``x[rows, columns, None]``, (rows, 1); saves the numbers of rows and columns."""
-    return _indexed(session, unsqueeze(session, x, 2), (rows, columns), (rows.shape[0], 1))
+    return indexed(session, unsqueeze(session, x, 2), (rows, columns), (rows.shape[0], 1))
 
 
-def _indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+def indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: Sizes) -> Tensor:
+    """``x[places]`` of this shape; saves the places. Backward adds into zeros of full size."""
     (result,) = session.run("index", (x, *places), ((shape, x.dtype),))
 
     def backward(grads: _Grads) -> _Grads:

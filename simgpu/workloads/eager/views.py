@@ -1,4 +1,7 @@
-"""Views: the same memory in another shape. They have no kernel, but their backward may copy, pad or sum."""
+"""Views: the same memory in another shape. They have no kernel, but their backward may copy, pad or sum.
+
+`contiguous`, `reshape` and `padded` copy where no view has what is needed.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,17 @@ def sliced(session: Session, x: Tensor, begin: int, end: int) -> Tensor:
         return session.run("slice_backward", (_given(grads),), ((x.shape, x.dtype),))
 
     result = x.part(-1, begin, end - begin)
+    session.record((result,), (x,), backward)
+    return result
+
+
+def padded(session: Session, x: Tensor, width: int) -> Tensor:
+    """A copy with zeros behind the values of the last dimension. Backward copies the gradient without them."""
+    (result,) = session.run("constant_pad_nd", (x,), (((*x.shape[:-1], width), x.dtype),))
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("constant_pad_nd", (_given(grads),), ((x.shape, x.dtype),))
+
     session.record((result,), (x,), backward)
     return result
 

@@ -170,6 +170,11 @@ PUBLISHED = {
         _sizes("qwen3_moe", 2048, 6144, 48, 32, 151936, num_key_value_heads=4, head_dim=128, norm_topk_prob=True),
         30_532_122_624,
     ),
+    # Without the layer of multi-token prediction; and without the numbers by which 58 layers correct the scores of 256
+    # experts, which are not trained.
+    "deepseek-ai/DeepSeek-V3": Published(
+        _sizes("deepseek_v3", 7168, 18432, 61, 128, 129280, num_key_value_heads=128), 671_026_419_200 - 58 * 256
+    ),
     "meta-llama/Llama-3.1-70B": Published(
         _sizes("llama", 8192, 28672, 80, 64, 128256, num_key_value_heads=8, rope_scaling=_LLAMA3), 70_553_706_496
     ),

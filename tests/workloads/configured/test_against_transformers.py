@@ -30,6 +30,22 @@ _SIZES = {
     "vocab_size": 1000,
     "pad_token_id": 0,
 }
+_DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    **_SIZES,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
 #: Small decoders of every family, with every option that changes kernels.
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES},
@@ -134,6 +150,19 @@ SMALL: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
     "olmoe": {"model_type": "olmoe", **_SIZES, "num_experts": 3, "num_experts_per_tok": 2, "attention_bias": True},
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v3-not-normalized": {
+        **_DEEPSEEK,
+        "rope_interleave": False,
+        "norm_topk_prob": False,
+        "n_group": 1,
+        "topk_group": 1,
+        "n_shared_experts": 2,
+        "attention_bias": True,
+        "attention_dropout": 0.1,
+        "v_head_dim": 48,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+    },
     "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
 }
 _WINDOWED = ("mistral-window", "gemma2", "gemma3", "gemma3-text-part", "starcoder2-window")
@@ -143,6 +172,8 @@ CASES = [
     for dtype, attention in (("bfloat16", "sdpa"), ("bfloat16", "eager"), ("bfloat16", "flash_attention_2"))
 ] + [("llama", "float32", "sdpa"), ("qwen3", "float32", "sdpa"), ("gemma3", "float32", "sdpa")]
 CASES += [("gpt2", "float32", "sdpa")]
+#: Beginnings of layers that are the loss, or the model as a whole.
+_OUTSIDE = ("loss", "Llama", "Gemma", "Mistral", "Qwen", "Deepseek")
 #: These run in every test run; the others take a minute together.
 QUICK = {
     ("llama", "bfloat16", "sdpa"),
@@ -199,7 +230,7 @@ def assert_equal(mine: Trace, theirs: Trace) -> None:
     assert 0 <= peaks[1].peak_recorded.bytes - peaks[0].peak_recorded.bytes <= on_host
 
 
-@pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3"), "llama"))
+@pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3", "deepseek_v3"), "llama"))
 def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
     assert_saved_alike(built(SMALL[name]).trace, recorded(SMALL[name], BATCH, LENGTH))
 
@@ -221,7 +252,7 @@ def assert_saved_alike(mine: Trace, theirs: Trace) -> None:
                     row.layer,
                 )
                 for row in trace.saved
-                if row.shape and not (row.layer or "loss").startswith(("loss", "Llama", "Gemma", "Mistral", "Qwen"))
+                if row.shape and not (row.layer or "loss").startswith(_OUTSIDE)
             )
         )
     assert rows[0] == rows[1]

@@ -40,7 +40,7 @@ def test_name_in_the_configuration_is_preferred() -> None:
 def test_every_family_has_the_defaults_of_its_class(family: str) -> None:
     decoder = decoder_of({"model_type": family})
     assert decoder.family == family
-    assert decoder.layers > 10 and decoder.width % decoder.head_width == 0
+    assert decoder.layers > 10 and decoder.width % decoder.value_width == 0
 
 
 def test_keys_of_text_generation_are_ignored() -> None:

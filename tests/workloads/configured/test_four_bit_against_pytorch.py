@@ -30,6 +30,7 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
                 ("llama", "nf4", "bfloat16", None),
                 ("qwen2", "nf4", "bfloat16", None),
                 ("gemma3", "nf4", "bfloat16", None),
+                ("deepseek_v3", "nf4", "bfloat16", None),
                 ("llama", "nf4-double", "bfloat16", "bfloat16"),
                 ("qwen2", "nf4", "float32", "bfloat16"),
             )
@@ -40,7 +41,7 @@ def test_layers_of_four_bits_run_and_save_what_pytorch_does(
     name: str, form: str, dtype: str, autocast: str | None
 ) -> None:
     """float32 weights next to them are what peft's ``prepare_model_for_kbit_training`` leaves."""
-    targets = ("q_proj", "v_proj", "down_proj")
+    targets = ("q_proj", "v_proj", "down_proj") if name != "deepseek_v3" else ("q_b_proj", "o_proj", "down_proj")
     options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "four_bit": form, "dtype": dtype}
     mine = built(SMALL[name], autocast=autocast, **options).trace
     packed = in_four_bits(8, targets, nested=form == "nf4-double")

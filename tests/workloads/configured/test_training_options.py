@@ -35,7 +35,7 @@ def test_autocast_runs_and_saves_what_pytorch_does(name: str, autocast: str, att
     mine = built(SMALL[name], dtype="float32", autocast=autocast, attention=attention).trace
     theirs = recorded(SMALL[name], BATCH, LENGTH, "float32", attention, changed=autocasting(autocast))
     assert_equal(mine, theirs)
-    if name in ("llama", "gemma"):
+    if name in ("llama", "gemma", "deepseek_v3"):
         assert_saved_alike(mine, theirs)
 
 
@@ -43,7 +43,7 @@ def test_autocast_runs_and_saves_what_pytorch_does(name: str, autocast: str, att
     ("name", "dtype", "autocast"),
     [
         ("llama", "float32", "bfloat16"),
-        *(pytest.param(each, "bfloat16", None, marks=pytest.mark.slow) for each in ("gemma", "gemma3")),
+        *(pytest.param(each, "bfloat16", None, marks=pytest.mark.slow) for each in ("gemma", "gemma3", "deepseek_v3")),
     ],
 )
 def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, autocast: str | None) -> None:
@@ -70,6 +70,7 @@ def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, aut
                 ("phi3", "bfloat16", ("qkv_proj",)),
                 ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),
                 ("gpt_neox", "bfloat16", ("query_key_value",)),
+                ("deepseek_v3", "bfloat16", ("q_a_proj", "kv_b_proj", "o_proj", "gate_proj")),
             )
         ),
     ],

@@ -126,7 +126,8 @@ def balanced_routing(values: dict[str, Any]) -> Iterator[None]:
     scatter (PyTorch's ``ATen/native/Onehot.cpp``); that of fake tensors compares.
     """
     config = _config(values)
-    count = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    count = next((getattr(config, name) for name in names if hasattr(config, name)), None)
     operators, functions = fake_impls.op_implementations_dict, torch.nn.functional
     nonzero, one_hot, calls = torch.ops.aten.nonzero.default, functions.one_hot, iter(range(2**30))
     before = operators[nonzero]
