@@ -170,6 +170,11 @@ class Decoder:
         """Width of a head's values."""
         return self.head_width if self.latent is None else self.latent.values
 
+    @property
+    def is_later(self) -> bool:
+        """Whether transformers 4.51 does not build this decoder, but 4.55 does."""
+        return self.latent is not None and self.latent.queries is None
+
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""
         experts = self.experts

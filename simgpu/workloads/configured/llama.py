@@ -16,6 +16,7 @@ from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
 from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseInner
 from simgpu.workloads.configured.grouped_experts import GroupedInner
 from simgpu.workloads.configured.latent import LatentAttention
+from simgpu.workloads.configured.later_mask import later_mask
 from simgpu.workloads.configured.norms import Norm, norm_of
 from simgpu.workloads.configured.parts import (
     Build,
@@ -78,7 +79,7 @@ class LlamaModel:
             if self.build.decoder.multiplied:
                 x = scale(session, x)
             positions = token_positions(self.build, tokens.shape[1])
-            mask = causal_mask(self.build, tokens.shape[0], positions)
+            mask = (later_mask if self.build.decoder.is_later else causal_mask)(self.build, tokens.shape[0], positions)
             x = dropout(session, x, self.build.decoder.embedding_dropout)
             places = places_of(self.build, mask, positions)
             if self.build.decoder.family in _SCALED_LATE:

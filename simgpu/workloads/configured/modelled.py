@@ -227,7 +227,7 @@ def _problems(
 ) -> list[Problem]:
     problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
     problems += options.problems_of_compiled(decoder, gpu)
-    problems += options.problems_of_latent(decoder)
+    problems += options.problems_of_family(decoder)
     problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
@@ -249,11 +249,16 @@ def _problems(
 def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
     return (
         f"{decoder.family} from its configuration, {length} tokens a sample, {options.described(decoder.family)}. "
-        "Kernels and saved tensors as PyTorch runs the modules of transformers "
-        "4.51 without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
+        f"Kernels and saved tensors as PyTorch runs the modules of transformers {_version(decoder)} "
+        "without a cache of keys and values; blocks are freed after their last use, while Python's variables hold "
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
         f"{_EXCHANGES if options.tensor_parallel > 1 else ''}"
         f"{ROUTING_NOTE if decoder.experts is not None else ''}"
         f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )
+
+
+def _version(decoder: Decoder) -> str:
+    """The version of transformers whose modules run, and what they are given."""
+    return "4.55, given a mask of padding that has none," if decoder.is_later else "4.51"

@@ -298,15 +298,18 @@ class TrainingOptions:
             what = f"the compiled model computes its loss itself, and the {self.loss} loss is outside of it"
             yield Problem("", "loss", what, "give eager, or compile layers")
 
-    def problems_of_latent(self, decoder: Decoder) -> Iterator[Problem]:
-        """What DeepSeek-V3's attention and experts do not support."""
+    def problems_of_family(self, decoder: Decoder) -> Iterator[Problem]:
+        """What the attention and the experts of a family do not support."""
+        if decoder.is_later and self.attention in OF_PACKAGE:
+            what = f"the package flash-attn as transformers 4.55 calls it for this {decoder.family} is not modelled"
+            yield Problem("", "attention", what, "give sdpa or eager")
         if decoder.value_width != decoder.head_width and self.attention == AttentionForm.FLASH3:
             what = f"FlashAttention-3 with values of another width than queries, as {decoder.family}'s, is not modelled"
             yield Problem("", "attention", what, "give sdpa or flash_attention_2")
         is_grouped = decoder.experts is not None and decoder.experts.groups is not None
         if is_grouped and self.four_bit is not None and self.autocast is not None:
-            what = f"gives experts float32 results, which PyTorch does not add to {decoder.family}'s sums in half precision"
-            yield Problem("", "four_bit", f"under autocast {what}", "give dtype bfloat16 instead of autocast")
+            what = "under autocast gives experts float32 results, which PyTorch does not add to sums in half precision"
+            yield Problem("", "four_bit", what, "give dtype bfloat16 instead of autocast")
 
     def problems_of_float8(self, decoder: Decoder, tokens: int, gpu: GpuSpec) -> Iterator[Problem]:
         """What linear layers in float8 do not support. tokens: of a micro-batch."""

@@ -10,7 +10,7 @@ import pytest
 
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.stats import trace_stats
-from tests.workloads.configured.test_against_transformers import signature
+from tests.workloads.configured.comparison import signature
 
 pytest.importorskip("diffusers", reason="diffusers, whose module is compared, is not installed")
 

@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.configured.test_against_transformers import (
-    BATCH,
-    LENGTH,
-    SMALL,
-    assert_equal,
-    assert_saved_alike,
-    built,
-)
+from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built
+from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import autocasting, recorded
 
 torchao = pytest.importorskip("torchao", reason="torchao, whose layers are compared, is not installed")

@@ -8,14 +8,8 @@ import pytest
 
 from simgpu.trace.model import Trace
 from simgpu.workloads.configured.options import CHUNKS
-from tests.workloads.configured.test_against_transformers import (
-    BATCH,
-    LENGTH,
-    SMALL,
-    assert_equal,
-    assert_saved_alike,
-    built,
-)
+from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built
+from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import adapted, autocasting, recorded
 
 from tests.workloads.configured.loss_modules import last_of_each_ignored, saved_by_partitioner, with_loss  # isort: skip  # needs PyTorch

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.workloads.configured.test_against_transformers import BATCH, LENGTH, SMALL, assert_equal, built
+from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, built
+from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import recorded
 
 import torch  # isort: skip  # after the check that it is installed

@@ -8,7 +8,8 @@ import pytest
 
 from simgpu.trace.model import Phase, Trace
 from simgpu.trace.stats import trace_stats
-from tests.workloads.configured.test_against_transformers import by_layer, signature
+from tests.workloads.configured.comparison import signature
+from tests.workloads.configured.test_against_transformers import by_layer
 from tests.workloads.configured.test_t5 import PUBLISHED, built
 from tests.workloads.configured.transformers_models import adapted, autocasting, expected, recorded
 

@@ -24,8 +24,9 @@ from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from tests.policies.framework_runs import run
+from tests.workloads.configured.comparison import assert_equal, assert_saved_alike
 from tests.workloads.configured.tensor_parallel_modules import recorded_part
-from tests.workloads.configured.test_against_transformers import SMALL, assert_equal, assert_saved_alike
+from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import autocasting
 
 COUNT, LENGTH = 4, 128

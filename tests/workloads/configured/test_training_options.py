@@ -9,15 +9,8 @@ import pytest
 
 from simgpu.trace.model import Phase
 from simgpu.trace.stats import trace_stats
-from tests.workloads.configured.test_against_transformers import (
-    BATCH,
-    LENGTH,
-    SMALL,
-    assert_equal,
-    assert_saved_alike,
-    built,
-    signature,
-)
+from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built, signature
+from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import InBackward, adapted, autocasting, recorded
 
 #: These run in every test run; the others take a minute together.
