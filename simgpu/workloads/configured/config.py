@@ -14,9 +14,9 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.configured.decoder import Decoder, HeadNorms
-from simgpu.workloads.configured.dense_config import cohere, glm, glm4, granite, llama, olmo2, starcoder2
+from simgpu.workloads.configured.dense_config import cohere, glm, glm4, granite, llama, olmo2, smollm3, starcoder2
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
-from simgpu.workloads.configured.encoder_decoder import EncoderDecoder, t5
+from simgpu.workloads.configured.encoder_decoder import ENCODER_DECODERS, EncoderDecoder, encoder_decoder
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
 from simgpu.workloads.configured.mixture import deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
@@ -92,12 +92,13 @@ def model_of(values: Mapping[str, Any], source: str = "configuration", name: str
     6
     """
     is_diffusion = "model_type" not in values and "_class_name" in values
-    if not is_diffusion and values.get("model_type") != "t5":
+    if not is_diffusion and values.get("model_type") not in ENCODER_DECODERS:
         return decoder_of(values, source, name)
     keys = Keys(values, source)
     model: EncoderDecoder | DiffusionTransformer | UNet
     if not is_diffusion:
-        model = t5(keys, _name(values, name) or "t5")
+        family = values["model_type"]
+        model = encoder_decoder(keys, family, _name(values, name) or family)
         _check(keys, model.decoder)
     elif values["_class_name"] == UNET:
         model = unet(keys, _name(values, name) or "unet")
@@ -355,6 +356,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "gemma3_text": gemma3_text,
     "olmo2": olmo2,
     "granite": granite,
+    "smollm3": smollm3,
     "starcoder2": starcoder2,
     "cohere": cohere,
     "glm": glm,
@@ -371,4 +373,4 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
 }
 #: The values of ``model_type`` of decoders, and all supported ones.
 FAMILIES = tuple(_FAMILIES)
-SUPPORTED = (*FAMILIES, "gemma3", "t5")
+SUPPORTED = (*FAMILIES, "gemma3", *ENCODER_DECODERS)

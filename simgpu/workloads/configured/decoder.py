@@ -106,7 +106,7 @@ class Decoder:
         the feed-forward part.
     rotary_width: values of a head that are rotated; 0 for trained positions.
     longrope: whether each iteration looks up the length, by which the angles are chosen (Phi-3's 128k tokens).
-    rotation: which values are rotated as a pair.
+    rotation: which values are rotated as a pair. unrotated: numbers of layers that rotate none (SmolLM3).
     norms, norm_kind: where layers normalize, and how.
     head_norms: how queries and keys are normalized; None for not at all.
     multiplied: whether numbers multiply the embedding and the results of both parts (Granite).
@@ -142,6 +142,7 @@ class Decoder:
     rotary_width: int = 0
     longrope: bool = False
     rotation: Rotation = Rotation.HALVES
+    unrotated: frozenset[int] = frozenset()
     norms: Norms = Norms.BEFORE
     norm_kind: NormKind = NormKind.RMS
     head_norms: HeadNorms | None = None
@@ -173,7 +174,8 @@ class Decoder:
     @property
     def is_later(self) -> bool:
         """Whether transformers 4.51 does not build this decoder, but 4.55 does."""
-        return self.latent is not None and self.latent.queries is None
+        has_plain_queries = self.latent is not None and self.latent.queries is None
+        return has_plain_queries or self.family == "smollm3"
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""

@@ -1,11 +1,11 @@
-"""Configurations of Llama, OLMo 2, Granite, Starcoder2, GLM and Cohere."""
+"""Configurations of Llama, OLMo 2, Granite, SmolLM3, Starcoder2, GLM and Cohere."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from simgpu.workloads.configured.decoder import HeadNorms, NormKind, Norms, Rotation
-from simgpu.workloads.configured.keys import Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.configured.keys import MOST, Keys, common_sizes, head_width, key_heads
 
 
 def _usual(keys: Keys, defaults: dict[str, int], positions: int, *, tied: bool) -> dict[str, Any]:
@@ -41,6 +41,32 @@ def granite(keys: Keys) -> dict[str, Any]:
     """Sizes of a Granite decoder."""
     # The four numbers that multiply values decide neither sizes nor kernels.
     return {**llama(keys), "multiplied": True, "logits_by": "div"}
+
+
+def smollm3(keys: Keys) -> dict[str, Any]:
+    """Sizes of a SmolLM3 decoder, of whose layers some do not rotate queries and keys."""
+    defaults = {"layers": 36, "width": 2048, "heads": 16, "inner": 11008, "vocabulary": 128256}
+    sizes = _usual(keys, defaults, 32768, tied=True)
+    if keys.flag("use_sliding_window", False):
+        keys.refuse("use_sliding_window", "windows of SmolLM3's attention are not modelled", "give false")
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 4 if "num_key_value_heads" not in keys.values else None),
+        "inner_bias": keys.flag("mlp_bias", False),
+        "unrotated": _unrotated(keys, sizes["layers"]),
+    }
+
+
+def _unrotated(keys: Keys, layers: int) -> frozenset[int]:
+    """``no_rope_layers``: a zero for each layer without a rotation; by default every fourth layer."""
+    step, given = keys.number("no_rope_layer_interval", 4, MOST["layers"]), keys.value("no_rope_layers")
+    if given is None:
+        return frozenset(range(step - 1, layers, step))
+    if not isinstance(given, list) or len(given) != layers or not all(each in (0, 1) for each in given):
+        what = f"{given!r:.40} is not a list with 0 or 1 for each of {layers} layers"
+        keys.refuse("no_rope_layers", what, "give 0 for a layer that does not rotate queries and keys")
+        return frozenset()
+    return frozenset(number for number, rotates in enumerate(given) if not rotates)
 
 
 def starcoder2(keys: Keys) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, Starcoder2, GLM, GLM-4, Cohere and Phi-3.
+Granite, SmolLM3, Starcoder2, GLM, GLM-4, Cohere and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`, DeepSeek-V3
 in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`.
@@ -127,7 +127,7 @@ class _Layer:
     def create(cls, build: Build, number: int) -> _Layer:
         name, width = f"layers.{number}", build.decoder.width
         with build.session.layer(name):
-            attention = _attention(build)
+            attention = _attention(build, number)
             inner = _inner(build, number)
             norms = tuple(
                 None if place is None else norm_of(build, f"{place}_layernorm", width)
@@ -166,13 +166,15 @@ class _Layer:
         return add(session, x, dropout(session, result, decoder.dropout))
 
 
-def _attention(build: Build) -> _AnyAttention:
-    """The attention of a layer of this family."""
+def _attention(build: Build, number: int) -> _AnyAttention:
+    """The attention of the layer of this number."""
     if build.decoder.latent is not None:
         return LatentAttention.create(build, build.decoder.latent)
     if build.decoder.family in EARLIER:
         return EarlierAttention.create(build)
-    return _FusedAttention.create(build) if build.decoder.family == "phi3" else _Attention.create(build)
+    if build.decoder.family == "phi3":
+        return _FusedAttention.create(build)
+    return _Attention.create(build, rotates=number not in build.decoder.unrotated)
 
 
 def _inner(build: Build, number: int) -> _AnyInner:
@@ -197,9 +199,10 @@ class _Attention:
     products: tuple[Linear, Linear, Linear]
     output: Linear
     norms: tuple[Norm, Norm] | None
+    rotates: bool
 
     @classmethod
-    def create(cls, build: Build) -> _Attention:
+    def create(cls, build: Build, *, rotates: bool) -> _Attention:
         decoder = build.decoder
         head = decoder.head_width
         widths = (decoder.heads * head, decoder.key_heads * head, decoder.key_heads * head)
@@ -217,13 +220,14 @@ class _Attention:
                 elif decoder.head_norms == HeadNorms.APART:
                     shapes = (decoder.heads, head), (decoder.key_heads, head)
                 norms = norm_of(build, "q_norm", *shapes[0]), norm_of(build, "k_norm", *shapes[1])
-        return cls(build, (query, key, value), output, norms)
+        return cls(build, (query, key, value), output, norms, rotates)
 
     def __call__(self, x: Tensor, places: Places) -> Tensor:
         session = self.build.session
         with session.layer("self_attn"):
             query, key, value = self._heads(x)
-            query, key = turned(self.build, query, key, places)
+            if self.rotates:
+                query, key = turned(self.build, query, key, places)
             if places.mask is not None and self.build.decoder.head_norms == HeadNorms.TURNED:
                 places = places._replace(mask=cast(session, places.mask, query.dtype))
             return self.output(attended(self.build, query, key, value, places))

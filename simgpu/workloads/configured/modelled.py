@@ -227,7 +227,7 @@ def _problems(
 ) -> list[Problem]:
     problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
     problems += options.problems_of_compiled(decoder, gpu)
-    problems += options.problems_of_family(decoder)
+    problems += options.problems_of_family(decoder, fused)
     problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"

@@ -22,9 +22,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 #: Lower precisions of autocast.
 AUTOCASTS = ("bfloat16", "float16")
 _OF_IMAGES = ("to_k", "to_q", "to_v", "to_out.0")
-#: Linear layers that are adapted by default: peft's for T5 (``peft/utils/constants.py``), and those of diffusers'
-#: training scripts (``train_text_to_image_lora.py``) for models of images.
-DEFAULT_TARGETS = MappingProxyType({"t5": ("q", "v"), "dit": _OF_IMAGES, "unet": _OF_IMAGES})
+#: Linear layers that are adapted by default: peft's for T5 and mT5 (``peft/utils/constants.py``), and those of
+#: diffusers' training scripts (``train_text_to_image_lora.py``) for models of images.
+DEFAULT_TARGETS = MappingProxyType({"t5": ("q", "v"), "mt5": ("q", "v"), "dit": _OF_IMAGES, "unet": _OF_IMAGES})
 #: Larger batches and lengths are typing errors and may overflow the time model.
 _MOST = 2**40
 
@@ -103,7 +103,7 @@ _MASTERS = {
 }
 #: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
 _OF_LIGER = frozenset(("gemma", "gemma2", "gemma3_text", "glm4", "llama", "mistral", "mixtral", "olmo2", "phi3"))
-_OF_LIGER |= frozenset(("qwen2", "qwen3", "qwen3_moe"))
+_OF_LIGER |= frozenset(("qwen2", "qwen3", "qwen3_moe", "smollm3"))
 
 
 def has_fused_loss(decoder: Decoder) -> bool:
@@ -283,6 +283,9 @@ class TrainingOptions:
         if gpu.architecture in _BEFORE_TRITON:
             what = f"TorchInductor generates no code for {gpu.name}, whose architecture came before Volta"
             yield Problem("", "compile", what, "give a GPU such as v100-pcie4, a100 or h100, or leave it out")
+        if decoder.is_later:
+            what = f"the mask of {decoder.family} in transformers 4.55, for which a graph ends, is not modelled"
+            yield Problem("", "compile", what, "leave it out")
         others = (
             ("attention", "attention other than PyTorch's fused operator", "give sdpa", self.attention != "sdpa"),
             ("float8", "float8", "leave out one of them, or give tensorwise-compiled alone", self.float8),
@@ -298,11 +301,15 @@ class TrainingOptions:
             what = f"the compiled model computes its loss itself, and the {self.loss} loss is outside of it"
             yield Problem("", "loss", what, "give eager, or compile layers")
 
-    def problems_of_family(self, decoder: Decoder) -> Iterator[Problem]:
-        """What the attention and the experts of a family do not support."""
+    def problems_of_family(self, decoder: Decoder, fused: str | None) -> Iterator[Problem]:
+        """What the attention and the experts of a family do not support. fused: its operator; None for none."""
         if decoder.is_later and self.attention in OF_PACKAGE:
             what = f"the package flash-attn as transformers 4.55 calls it for this {decoder.family} is not modelled"
             yield Problem("", "attention", what, "give sdpa or eager")
+        if decoder.is_later and decoder.groups > 1 and fused == "efficient" and self.attention == AttentionForm.SDPA:
+            what = "PyTorch has no fused attention of query heads that share keys"
+            where = f"for {self.products} on this GPU, and transformers 4.55 does not repeat the keys"
+            yield Problem("", "attention", f"{what} {where}", "give eager, or bfloat16 on an Ampere GPU or a later one")
         if decoder.value_width != decoder.head_width and self.attention == AttentionForm.FLASH3:
             what = f"FlashAttention-3 with values of another width than queries, as {decoder.family}'s, is not modelled"
             yield Problem("", "attention", what, "give sdpa or flash_attention_2")

@@ -256,7 +256,8 @@ def separated(session: Session, x: Tensor, width: int) -> Tensor:
 
 
 def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Places) -> Tensor:
-    """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head.
+    """Causal attention of heads: (batch, tokens, heads x width). Keys and values are repeated for each query head, but
+    in transformers 4.55 not for flash attention.
 
     Without a fused operator, products and softmax run one after another, as in ``eager_attention_forward`` of
     transformers 4.51; else one operator, whose inputs are copied to be contiguous, as in ``sdpa_attention_forward``.
@@ -265,7 +266,8 @@ def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Pl
     if build.of_package:
         result = package_attended(session, query, key, value, rate, places)
     else:
-        key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
+        if not (build.decoder.is_later and build.fused == "flash"):
+            key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
         if build.fused is None:
             assert places.mask is not None
             result = _products(build, query, key, value, places.mask)

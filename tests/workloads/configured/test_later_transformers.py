@@ -17,8 +17,29 @@ if not transformers.__version__.startswith("4.55."):
         allow_module_level=True,
     )
 
+_SMOLLM3 = {
+    "model_type": "smollm3",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "pad_token_id": 0,
+    "no_rope_layer_interval": 2,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "deepseek_v3-plain-queries": {**DEEPSEEK, "q_lora_rank": None, "pad_token_id": 0},
+    "smollm3": _SMOLLM3,
+    "smollm3-biased": {
+        **_SMOLLM3,
+        "num_key_value_heads": 8,
+        "no_rope_layers": [0, 1],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": False,
+    },
 }
 
 

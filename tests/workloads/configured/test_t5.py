@@ -35,6 +35,9 @@ PUBLISHED = {
     "google/flan-t5-small": (_sizes(512, 1024, 8, 6, **_GATED), 76_961_152),
     "google/flan-t5-base": (_sizes(768, 2048, 12, 12, **_GATED), 247_577_856),
     "google/flan-t5-xl": (_sizes(2048, 5120, 24, 32, **_GATED), 2_849_757_184),
+    "google/mt5-small": ({"model_type": "mt5"}, 300_176_768),
+    "google/mt5-base": ({**_sizes(768, 2048, 12, 12), "model_type": "mt5"}, 582_401_280),
+    "google/mt5-large": ({**_sizes(1024, 2816, 24, 16), "model_type": "mt5"}, 1_229_581_312),
 }
 
 
@@ -46,7 +49,7 @@ def built(values: dict[str, Any], length: int = 32, **options: Any) -> ModelledI
     return encoder_decoder_iteration(model, **given, options=TrainingOptions(**{"attention": "eager"} | options))
 
 
-@pytest.mark.parametrize("name", slow_except(PUBLISHED, "google-t5/t5-small"))
+@pytest.mark.parametrize("name", slow_except(PUBLISHED, "google-t5/t5-small", "google/mt5-small"))
 def test_parameters_are_those_published(name: str) -> None:
     values, parameters = PUBLISHED[name]
     assert built(values).parameters == parameters

@@ -28,6 +28,7 @@ _GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 SMALL: dict[str, dict[str, Any]] = {
     "t5": _SIZES,
     "t5-1.1": {**_SIZES, **_GATED, "num_decoder_layers": 1, "d_kv": 64},
+    "mt5": {**_SIZES, "model_type": "mt5", "num_layers": 1, "num_decoder_layers": 2},
     "t5-without-dropout": {**_SIZES, "feed_forward_proj": "gated-silu", "dropout_rate": 0.0},
 }
 
