@@ -64,9 +64,19 @@ class Job:
         """The GPUs with the same weights: those that share the batch or the tokens."""
         return self._apart(self.layout.data * self.layout.context)
 
-    def _apart(self, ranks: int) -> Group:
-        """GPUs of different groups that share layers, on as few nodes as possible."""
-        nodes = -(-ranks * self.layout.tensor // max(self.node.gpus, self.layout.tensor))
+    @property
+    def experts(self) -> Group:
+        """The GPUs that share the experts of a layer: neighbours among those that share the batch."""
+        return self._apart(self.layout.expert)
+
+    @property
+    def replicas_of_experts(self) -> Group:
+        """The GPUs that have the same experts: one of each group that shares them."""
+        return self._apart(self.layout.data // self.layout.expert, self.layout.expert)
+
+    def _apart(self, ranks: int, step: int = 1) -> Group:
+        """GPUs of different groups that share layers, on as few nodes as possible. step: from one to the next."""
+        nodes = min(ranks, -(-ranks * step * self.layout.tensor // max(self.node.gpus, self.layout.tensor)))
         return Group(ranks, next(count for count in range(nodes, ranks + 1) if ranks % count == 0))
 
     @property
@@ -168,7 +178,7 @@ class _StageRun:
         """The whole iteration. waited: before each pass, for a message."""
         job = self.job
         self._begin()
-        optimizer = DistributedOptimizer(self.parts, job.replicas)
+        optimizer = DistributedOptimizer(self.parts, job.replicas, job.replicas_of_experts)
         optimizer.clear()
         order = passes(self.stage, job.layout.pipeline, job.micro_batches)
         for each, wait_ns in zip(order, waited, strict=True):
@@ -181,7 +191,7 @@ class _StageRun:
     def times(self) -> PassTimes:
         """The times of forward and backward of one micro-batch."""
         self._begin()
-        DistributedOptimizer(self.parts, Group(1))
+        DistributedOptimizer(self.parts, Group(1), Group(1))
         self._pass(Pass(False, 0), 0)
         tape = self.parts.session.tape
         forward = self._ns(0)
@@ -195,7 +205,8 @@ class _StageRun:
 
     def _begin(self) -> None:
         job, session = self.job, Session()
-        self.parts = Parts(session, Exchanges(session, job.node, self.prices), job.group, job.of_tokens)
+        exchanges = Exchanges(session, job.node, self.prices)
+        self.parts = Parts(session, exchanges, job.group, job.of_tokens, job.experts)
         each = job.decoder.layers // job.layout.pipeline
         layers = range(self.stage * each, (self.stage + 1) * each)
         self.model = Stage(self.parts, job.decoder, layers, first=self.first, last=self.last)

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from simgpu.errors import InputError, Problem
 from simgpu.workloads.configured.decoder import Decoder
 
-_SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "dp": "data"}
-_PART = re.compile(r"(tp|cp|pp|dp)=?(\d{1,6})")
+_SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "dp": "data"}
+_PART = re.compile(r"(tp|cp|pp|ep|dp)=?(\d{1,6})")
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
-#: and a gated feed-forward part.
-FAMILIES = ("llama", "mistral")
+#: and gated feed-forward parts.
+FAMILIES = ("llama", "mistral", "mixtral", "deepseek_v3")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many GPUs share each layer (tensor), the tokens (context), the layers (pipeline) and the batch (data).
+    """How many GPUs share each layer (tensor), the tokens (context), the layers (pipeline), the experts of a layer
+    (expert) and the batch (data).
 
-    Tensor parallelism comes with sequence parallelism, data and context parallelism with the distributed optimizer:
-    each GPU updates its part of the weights. Context parallelism exchanges tokens for heads around attention
-    (``--cp-comm-type a2a``).
+    The GPUs that share experts are among those that share the batch. Tensor parallelism comes with sequence
+    parallelism, data and context parallelism with the distributed optimizer: each GPU updates its part of the weights.
+    Context parallelism exchanges tokens for heads around attention (``--cp-comm-type a2a``).
 
     >>> Layout.parsed("tp4,dp2").gpus
     8
@@ -30,6 +31,7 @@ class Layout:
 
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
     data: int = 1
     context: int = 1
 
@@ -42,8 +44,8 @@ class Layout:
     def text(self) -> str:
         """As in tables of papers, without what is 1.
 
-        >>> Layout(tensor=4, data=2).text, Layout().text
-        ('tp4,dp2', 'tp1')
+        >>> Layout(tensor=4, data=2).text, Layout(expert=4, data=8).text, Layout().text
+        ('tp4,dp2', 'ep4,dp8', 'tp1')
         """
         sizes = ((short, getattr(self, name)) for short, name in _SHORT.items())
         return ",".join(f"{short}{size}" for short, size in sizes if size > 1) or "tp1"
@@ -57,9 +59,10 @@ class Layout:
         sizes = [int(match[2]) for match in found if match]
         if len(names) < len(parts) or len(set(names)) < len(names) or 0 in sizes:
             what = (
-                f"{text!r} does not say how many GPUs share tensors (tp), tokens (cp), layers (pp) and the batch (dp)"
+                f"{text!r} does not say how many GPUs share tensors (tp), tokens (cp), layers (pp), experts (ep) and "
+                "the batch (dp)"
             )
-            raise InputError.single("", "megatron", what, "give each at most once, as tp4,pp2,dp2")
+            raise InputError.single("", "megatron", what, "give each at most once, as tp4,pp2,dp2 or ep4,dp8")
         return cls(**{_SHORT[name]: size for name, size in zip(names, sizes, strict=True)})
 
     def problems(self, decoder: Decoder, length: int) -> Iterator[Problem]:
@@ -86,8 +89,23 @@ class Layout:
         ):
             if count % parts:
                 yield Problem("", "megatron", f"{count} {what} cannot be divided by {text}", "give a divisor")
+        yield from self._problems_of_experts(decoder)
         if decoder.layers % self.pipeline:
             what = f"{decoder.layers} layers cannot be divided by pp{self.pipeline}"
+            yield Problem("", "megatron", what, "give a divisor")
+
+    def _problems_of_experts(self, decoder: Decoder) -> Iterator[Problem]:
+        experts = decoder.experts
+        if self.tensor * self.context > 1 and (experts is not None or decoder.latent is not None):
+            what = "experts and latent attention with tensor or context parallelism (tp, cp) are not modelled"
+            yield Problem("", "megatron", what, "leave tp and cp out, and divide the experts (ep)")
+        if self.data % self.expert:
+            what = f"ep{self.expert} GPUs that share experts cannot be part of dp{self.data} that share the batch"
+            yield Problem("", "megatron", what, f"give a multiple of {self.expert} as dp")
+        if experts is None and self.expert > 1:
+            yield Problem("", "megatron", f"{decoder.name} has no experts to divide by ep{self.expert}", "leave ep out")
+        if experts is not None and experts.count % self.expert:
+            what = f"{experts.count} experts cannot be divided by ep{self.expert}"
             yield Problem("", "megatron", what, "give a divisor")
 
 

@@ -18,9 +18,12 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.eager.pointwise import add, only, scale
 from simgpu.workloads.eager.products import product
+from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.work import work_of
-from simgpu.workloads.megatron.layers import Parts, add_product, gated, norm_product, row_product, self_attention
+from simgpu.workloads.megatron.attention import JointAttention, LatentSelfAttention
+from simgpu.workloads.megatron.experts import DensePart, RoutedExperts
+from simgpu.workloads.megatron.layers import Parts, add_product, normalized
 
 #: ``--make-vocab-size-divisible-by``, for each GPU of a group.
 _WORDS = 128
@@ -100,7 +103,7 @@ class Stage:
         """The mean loss of a micro-batch, divided by their number."""
         session = self.parts.session
         with session.layer("decoder"), session.layer("final_layernorm"):
-            normal = self._normalized(x)
+            normal = normalized(self.parts, x, self.scale)
         with session.layer("output_layer"):
             logits = self._logits(normal)
         with session.layer("loss"):
@@ -113,18 +116,6 @@ class Stage:
             session.record((total,), (each,), backward)
             mean = scale(session, total, "div")
             return mean if micro_batches == 1 else scale(session, mean, "div")
-
-    def _normalized(self, x: Tensor) -> Tensor:
-        session, weight = self.parts.session, self.scale
-        results = ((x.shape, x.dtype), (x.shape[:1], "float32"))
-        normal, spread = session.run("_fused_rms_norm", (x, weight), results)
-
-        def backward(grads: _Grads) -> _Grads:
-            shapes = ((x.shape, x.dtype), (weight.shape, weight.dtype))
-            return session.run("_fused_rms_norm_backward", (only(grads), x, spread, weight), shapes)
-
-        session.record((normal,), (x, weight), backward, (x, weight, spread), in_python=True)
-        return normal
 
     def _logits(self, normal: Tensor) -> Tensor:
         parts, weight = self.parts, self.output
@@ -175,52 +166,37 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One transformer layer; weights are this GPU's parts."""
+    """One transformer layer."""
 
-    parts: Parts
+    session: Session
     name: str
-    heads: tuple[int, int, int]
-    norms: tuple[Tensor, Tensor]
-    joint: Tensor
-    output: Tensor
-    up: Tensor
-    down: Tensor
+    attention: JointAttention | LatentSelfAttention
+    inner: DensePart | RoutedExperts
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, number: int) -> _Layer:
-        width, ranks, session = decoder.width, parts.group.ranks, parts.session
-        heads = decoder.heads // ranks, decoder.key_heads // ranks, decoder.head_width
-        queries, columns = heads[0] * heads[2], (heads[0] + 2 * heads[1]) * heads[2]
-        inner, name = decoder.inner // ranks, f"layers.{number}"
-        with session.layer(name):
-            with session.layer("self_attention"):
-                output = parts.matrix("linear_proj.weight", width, queries)
-                before = parts.vector("linear_qkv.layer_norm_weight", width)
-                joint = parts.matrix("linear_qkv.weight", columns, width)
-            with session.layer("mlp"):
-                between = parts.vector("linear_fc1.layer_norm_weight", width)
-                up = parts.matrix("linear_fc1.weight", 2 * inner, width)
-                down = parts.matrix("linear_fc2.weight", width, inner)
-        return cls(parts, name, heads, (before, between), joint, output, up, down)
+        name, latent, experts = f"layers.{number}", decoder.latent, decoder.experts
+        with parts.session.layer(name):
+            if latent is None:
+                attention: JointAttention | LatentSelfAttention = JointAttention.create(parts, decoder)
+            else:
+                attention = LatentSelfAttention.create(parts, decoder, latent)
+            if experts is None or not decoder.has_experts(number):
+                inner: DensePart | RoutedExperts = DensePart.create(parts, decoder)
+            else:
+                inner = RoutedExperts.create(parts, decoder, experts)
+        return cls(parts.session, name, attention, inner)
 
     def __call__(self, x: Tensor, samples: int) -> Tensor:
-        parts, session = self.parts, self.parts.session
-        with session.layer(self.name):
-            with session.layer("self_attention"):
-                joint = norm_product(parts, x, self.norms[0], self.joint)
-                attended = self_attention(parts, joint, self.heads, samples)
-                attended = row_product(parts, attended, self.output)
-            x = add(session, x, attended)
-            with session.layer("mlp"):
-                inner = gated(parts, norm_product(parts, x, self.norms[1], self.up))
-                inner = row_product(parts, inner, self.down)
-            return add(session, x, inner)
+        with self.session.layer(self.name):
+            x = add(self.session, x, self.attention(x, samples))
+            return add(self.session, x, self.inner(x))
 
 
 def all_reduced_norms(stage: Stage) -> list[Tensor]:
     """The gradients of normalizations, which each GPU of a group has of its part of the tokens only."""
     gradients = stage.parts.gradients
-    weights = [each for layer in stage.layers for each in layer.norms]
+    weights = [norm for layer in stage.layers for norm in (layer.attention.norm, layer.inner.norm)]
     weights += [stage.scale] if stage.last else []
     return [gradients[weight.block] for weight in weights]
 

@@ -4,6 +4,7 @@ Gradients are added up in float32, in one buffer as long as nothing overlaps wit
 then, ``core/distributed/distributed_data_parallel.py``). After the last micro-batch each GPU of the data-parallel group
 gets its part of the sum, updates that part of float32 copies of the weights with TransformerEngine's fused Adam, and
 the GPUs gather the weights. A weight's part is taken to be an equal one, rounded up; there it is a range of the buffer.
+Experts have buffers and an optimizer of their own, as fewer GPUs share them.
 """
 
 from __future__ import annotations
@@ -30,54 +31,95 @@ class _Own:
     averages: tuple[Value, Value]
 
 
-class DistributedOptimizer:
-    """group: the GPUs that share the batch."""
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Weights that the GPUs of a group have, with their gradients and this GPU's parts of the optimizer's state."""
 
-    def __init__(self, parts: Parts, group: Group) -> None:
-        self.parts, self.group = parts, group
-        session = parts.session
-        self.own = []
-        for weight in session.weights:
+    parts: Parts
+    group: Group
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    own: list[_Own]
+
+    @classmethod
+    def create(cls, parts: Parts, group: Group, weights: list[Tensor]) -> _Share:
+        own, gradients = [], []
+        for weight in weights:
             size = -(-weight.count // group.ranks)
-            copy, *averages = (self._state(weight, name, size) for name in ("main", "exp_avg", "exp_avg_sq"))
-            self.own.append(_Own(copy, (averages[0], averages[1])))
-            parts.gradients[weight.block] = _gradient(session, weight)
-        session.tape.layer = None
+            copy, *averages = (_state(parts.session, weight, name, size) for name in ("main", "exp_avg", "exp_avg_sq"))
+            own.append(_Own(copy, (averages[0], averages[1])))
+            gradients.append(_gradient(parts.session, weight))
+            parts.gradients[weight.block] = gradients[-1]
+        return cls(parts, group, weights, gradients, own)
 
-    def _state(self, weight: Tensor, name: str, size: int) -> Value:
-        tape = self.parts.session.tape
-        tape.layer = weight.block.layer
-        return tape.constant(f"{weight.block.id}.{name}", (size,), BlockKind.OPTIMIZER_STATE)
+    @property
+    def tape(self) -> Tape:
+        return self.parts.session.tape
+
+    @property
+    def of_gradients(self) -> list[Value]:
+        """This GPU's parts."""
+        return [Value(grad.block, own.copy.shape) for grad, own in zip(self.gradients, self.own, strict=True)]
+
+    def reduce(self, scaled: bool) -> None:
+        if scaled:
+            _each(self.tape, "mul_", [Value(each.block, each.shape) for each in self.gradients])
+        self.parts.exchanges.in_place(Collective.REDUCE_SCATTER, self.gradients, self.group)
+
+    def norm(self) -> Value:
+        norm = self.tape.new("optimizer.norm", (), BlockKind.OTHER)
+        self.tape.launch("multi_tensor_l2norm", elementwise(self.of_gradients, [norm], 2), self.of_gradients, [norm])
+        return norm
+
+    def update(self, norms: Sequence[Value]) -> None:
+        tape, parts = self.tape, self.of_gradients
+        _each(tape, "multi_tensor_scale", parts, norms)
+        changed = [each for own in self.own for each in (own.copy, *own.averages)]
+        _each(tape, "multi_tensor_adam", changed, parts, per_value=10)
+        copies, halves = [own.copy for own in self.own], [Value(weight.block, weight.shape) for weight in self.weights]
+        own_halves = [Value(weight.block, own.copy.shape) for weight, own in zip(self.weights, self.own, strict=True)]
+        reads = copies if self.group.ranks == 1 else [*copies, *halves]  # the rest of each weight is kept
+        tape.launch("_foreach_copy_", elementwise(copies, own_halves), reads, halves, pure=False)
+
+    def gather(self) -> None:
+        self.parts.exchanges.in_place(Collective.ALL_GATHER, self.weights, self.group)
+
+
+class DistributedOptimizer:
+    """group: the GPUs that share the batch. of_experts: those of them that have the same experts."""
+
+    def __init__(self, parts: Parts, group: Group, of_experts: Group) -> None:
+        self.parts, self.group = parts, group
+        self.shares = []
+        for is_expert, ranks in ((False, group), (True, of_experts)):
+            weights = [x for x in parts.session.weights if (x.block in parts.of_experts) is is_expert]
+            if weights:
+                self.shares.append(_Share.create(parts, ranks, weights))
+        parts.session.tape.layer = None
 
     def clear(self) -> None:
         """Sets all gradients to zero, before the first micro-batch."""
-        gradients = self._gradients()
+        gradients = [each for share in self.shares for each in share.gradients]
         written = sum(each.bytes for each in gradients)
         work = Operation(OperationKind.ELEMENTWISE, 0, written, sum(each.count for each in gradients))
         self.parts.session.tape.launch_blocks("zero_", (work,), (), [each.block for each in gradients])
 
     def step(self) -> None:
         """The exchange of gradients, their clipping to a norm, the update, and the exchange of weights."""
-        session, tape = self.parts.session, self.parts.session.tape
+        tape = self.parts.session.tape
         tape.phase, tape.layer = Phase.OPTIMIZER, None
-        gradients, weights = self._gradients(), session.weights
-        if self.group.ranks > 1:
-            _each(tape, "mul_", [Value(each.block, each.shape) for each in gradients])
-            self.parts.exchanges.in_place(Collective.REDUCE_SCATTER, gradients, self.group)
-        parts = [Value(grad.block, own.copy.shape) for grad, own in zip(gradients, self.own, strict=True)]
-        norm = tape.new("optimizer.norm", (), BlockKind.OTHER)
-        tape.launch("multi_tensor_l2norm", elementwise(parts, [norm], 2), parts, [norm])
-        _each(tape, "multi_tensor_scale", parts, [norm])
-        changed = [each for own in self.own for each in (own.copy, *own.averages)]
-        _each(tape, "multi_tensor_adam", changed, parts, per_value=10)
-        copies, halves = [own.copy for own in self.own], [Value(weight.block, weight.shape) for weight in weights]
-        own_halves = [Value(weight.block, own.copy.shape) for weight, own in zip(weights, self.own, strict=True)]
-        reads = copies if self.group.ranks == 1 else [*copies, *halves]  # the rest of each weight is kept
-        tape.launch("_foreach_copy_", elementwise(copies, own_halves), reads, halves, pure=False)
-        self.parts.exchanges.in_place(Collective.ALL_GATHER, weights, self.group)
+        for share in self.shares:
+            share.reduce(scaled=self.group.ranks > 1)
+        norms = [share.norm() for share in self.shares]
+        for share in self.shares:
+            share.update(norms)
+        for share in self.shares:
+            share.gather()
 
-    def _gradients(self) -> list[Tensor]:
-        return [self.parts.gradients[weight.block] for weight in self.parts.session.weights]
+
+def _state(session: Session, weight: Tensor, name: str, size: int) -> Value:
+    session.tape.layer = weight.block.layer
+    return session.tape.constant(f"{weight.block.id}.{name}", (size,), BlockKind.OPTIMIZER_STATE)
 
 
 def _gradient(session: Session, weight: Tensor) -> Tensor:
