@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from simgpu.errors import InputError, Problem
@@ -159,11 +159,11 @@ def _problems(job: Job, stage: int) -> Iterator[Problem]:
 def _waits(job: Job) -> list[list[int]]:
     """How long each stage waits before each pass."""
     count = job.layout.pipeline
-    times: dict[int, PassTimes] = {}
-    for stage in sorted({0, min(1, count - 1), count - 1}) if count > 1 else ():
-        times[stage] = _StageRun(job, stage).times()
-    own = [times.get(stage, times.get(1, PassTimes(0, 0))) for stage in range(count)]
-    return waits(own, job.micro_batches, job.message_ns)
+    if count == 1:
+        return waits([PassTimes(0, 0)], job.micro_batches, 0)
+    runs = [_StageRun(job, stage) for stage in range(count)]
+    times = {form: run.times() for form, run in {run.form: run for run in runs}.items()}
+    return waits([times[run.form] for run in runs], job.micro_batches, job.message_ns)
 
 
 class _StageRun:
@@ -173,6 +173,17 @@ class _StageRun:
         self.job, self.stage = job, stage
         self.prices = time_model(job.node.gpu, flash=_attention(job.node.gpu))
         self.first, self.last = stage == 0, stage == job.layout.pipeline - 1
+
+    @property
+    def form(self) -> tuple[bool, bool, int]:
+        """Stages with the same one take the same time: whether it is the first or last, and its layers with experts."""
+        return self.first, self.last, sum(map(self.job.decoder.has_experts, self.layers))
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers."""
+        each = self.job.decoder.layers // self.job.layout.pipeline
+        return range(self.stage * each, (self.stage + 1) * each)
 
     def session(self, waited: list[int]) -> Session:
         """The whole iteration. waited: before each pass, for a message."""
@@ -207,23 +218,20 @@ class _StageRun:
         job, session = self.job, Session()
         exchanges = Exchanges(session, job.node, self.prices)
         self.parts = Parts(session, exchanges, job.group, job.of_tokens, job.experts)
-        each = job.decoder.layers // job.layout.pipeline
-        layers = range(self.stage * each, (self.stage + 1) * each)
-        self.model = Stage(self.parts, job.decoder, layers, first=self.first, last=self.last)
+        self.model = Stage(self.parts, job.decoder, self.layers, first=self.first, last=self.last)
         session.tape.layer = None
+        self.parts.workspaces(job.node.gpu.architecture, grouped=bool(self.parts.of_experts))
         shape = job.samples, job.tokens
         self.tokens = session.constant("tokens", shape, "int64", BlockKind.INPUT)
         self.labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
         self.results: dict[int, Tensor] = {}
+        self.received: list[Tensor] = []
+        self.sent: list[Tensor] = []
 
     def _pass(self, each: Pass, wait_ns: int) -> None:
         session = self.parts.session
         if each.backward:
-            session.tape.phase = Phase.BACKWARD
-            result = self.results.pop(each.number)
-            received = None if self.last else self._received(result.shape, wait_ns)
-            run_backward(session, result, self.parts.gradients, received=received)
-            session.keep((result,) if self.last else ())
+            self._backward(each.number, wait_ns)
             return
         session.tape.phase, session.tape.layer = Phase.FORWARD, None
         rows = self.job.samples * self.job.tokens // self.job.layout.tensor, self.job.decoder.width
@@ -233,11 +241,27 @@ class _StageRun:
             x = self.model.loss(x, self.labels.seen((self.labels.count,)), self.job.micro_batches)
         self.results[each.number] = x
 
+    def _backward(self, number: int, wait_ns: int) -> None:
+        """Local variables of Megatron-LM's schedule hold the gradients that a stage has received and sent until others
+        replace them."""
+        session, result = self.parts.session, self.results.pop(number)
+        session.tape.phase = Phase.BACKWARD
+        before, self.sent = self.sent, []
+        received = None if self.last else self._received(result.shape, wait_ns)
+        session.keep(self.received)
+        self.received = [] if received is None else [received]
+        run_backward(session, result, self.parts.gradients, received=received)
+        session.keep((result,) if self.last else (), before)
+
     def _input(self, shape: tuple[int, ...], wait_ns: int) -> Tensor:
         """The rows that the stage before has sent; their gradient goes back to it."""
         result = self._received(shape, wait_ns)
-        result.node = Node(0, (), (), lambda grads: (), "recv")
+        result.node = Node(0, (), (), self._send, "recv")
         return result
+
+    def _send(self, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        self.sent = [grad for grad in grads if grad is not None]
+        return ()
 
     def _received(self, shape: tuple[int, ...], wait_ns: int) -> Tensor:
         session = self.parts.session

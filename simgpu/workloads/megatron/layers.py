@@ -31,6 +31,12 @@ from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
 
 _Grads = Sequence[Tensor | None]
 
+#: Bytes of memory that the library of products works in (``get_cublas_workspace_size_bytes``): from Hopper on, and before.
+_WORKSPACE, _SMALL_WORKSPACE = 32 * 2**20 + 1024, 4 * 2**20
+_SINCE_HOPPER = ("hopper", "blackwell")
+#: Streams among which grouped products are divided, each of which has such memory, too (``get_num_compute_streams``).
+_STREAMS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -62,6 +68,13 @@ class Parts:
             own = f"dummy_wgrad.{rows}x{width}"
             self.placeholders[weight.shape] = self.session.constant(own, weight.shape, "bfloat16", BlockKind.OTHER)
         return weight
+
+    def workspaces(self, architecture: str | None, *, grouped: bool) -> None:
+        """The memory that TransformerEngine's products work in, which stays. grouped: whether some are grouped."""
+        size = _WORKSPACE if architecture in _SINCE_HOPPER else _SMALL_WORKSPACE
+        names = ["workspace", *(f"workspace.stream{number}" for number in range(_STREAMS if grouped else 0))]
+        for name in names:
+            self.session.constant(name, (size,), "uint8", BlockKind.OTHER)
 
     def vector(self, name: str, width: int) -> Tensor:
         """The weight of a normalization."""
