@@ -31,7 +31,7 @@ from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
 
 _Grads = Sequence[Tensor | None]
 
-#: Bytes of memory that the library of products works in (``get_cublas_workspace_size_bytes``): from Hopper on, and before.
+#: Bytes that the library of products works in, from Hopper on and before it (``get_cublas_workspace_size_bytes``).
 _WORKSPACE, _SMALL_WORKSPACE = 32 * 2**20 + 1024, 4 * 2**20
 _SINCE_HOPPER = ("hopper", "blackwell")
 #: Streams among which grouped products are divided, each of which has such memory, too (``get_num_compute_streams``).

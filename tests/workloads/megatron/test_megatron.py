@@ -177,10 +177,10 @@ _MEASURED = [
 
 
 @pytest.mark.parametrize(("width", "layout", "length", "measured"), _MEASURED)
-def test_peaks_are_within_a_quarter_percent_of_measured_ones(
+def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
     width: int, layout: str, length: int, measured: float
 ) -> None:
-    """Not fitted. All are too low, by 0.03 to 0.2 GiB, as workspaces of the library of products are not included."""
+    """Not fitted. All are too low, by up to 0.06 GiB: workspaces of PyTorch's products and of attention are missing."""
     large = width == 16384
     decoder = decoder_of(
         {
@@ -197,7 +197,7 @@ def test_peaks_are_within_a_quarter_percent_of_measured_ones(
     job = Job(decoder, Layout.parsed(layout), _NODE, 4, length, 4)
     peaks = [trace_stats(megatron_iteration(job, stage).trace).peak_recorded for stage in range(job.layout.pipeline)]
     largest = max(peak.bytes for peak in peaks if peak is not None) / 2**30
-    assert -0.0025 < largest / measured - 1 < 0
+    assert -0.001 < largest / measured - 1 < 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""Experts and latent attention of a job of Megatron-LM: rows, bytes and exchanges in closed forms; measured peaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from simgpu.errors import InputError
+from simgpu.hardware.collectives import Collective, Group, collective_ns
+from simgpu.hardware.nodes import load_node
+from simgpu.trace.model import BlockKind, Phase
+from simgpu.trace.stats import trace_stats
+from simgpu.workloads.configured.config import decoder_of
+from simgpu.workloads.configured.decoder import Decoder, Experts
+from simgpu.workloads.configured.entry import SampleSizes
+from simgpu.workloads.configured.modelled import ModelledIteration
+from simgpu.workloads.configured.options import TrainingOptions
+from simgpu.workloads.megatron.entry import Job, megatron_iteration, megatron_of
+from simgpu.workloads.megatron.layout import Layout
+from simgpu.workloads.megatron.router import capacity
+
+_NODE = load_node("b200-x8")
+_ROWS, _WIDTH, _INNER, _COUNT, _CHOSEN = 100, 64, 48, 8, 2
+_SMALL = {
+    "model_type": "deepseek_v3",
+    "hidden_size": _WIDTH,
+    "intermediate_size": 96,
+    "moe_intermediate_size": _INNER,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "vocab_size": 1000,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": _COUNT,
+    "num_experts_per_tok": _CHOSEN,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+#: Of attention, the dense layer's products, the shared experts, a router, and all experts of a layer.
+_ATTENTION = 64 * 32 + 32 + 32 * 4 * 24 + 64 * 32 + 24 + 24 * 4 * 32 + 4 * 16 * 64 + 64
+_DENSE, _SHARED, _ROUTER, _EXPERTS = 3 * 64 * 96 + 64, 3 * 64 * 96, 8 * 64 + 64, 8 * 3 * 64 * 48
+
+
+def _small(**changes: object) -> Decoder:
+    return decoder_of({**_SMALL, **changes})
+
+
+def _iteration(layout: str, *, decoder: Decoder | None = None) -> ModelledIteration:
+    return megatron_iteration(Job(decoder or _small(), Layout.parsed(layout), _NODE, 1, _ROWS))
+
+
+def _saved(layout: str, *modules: str) -> int:
+    """Bytes that modules of the last layer keep for backward."""
+    names = tuple(f"decoder.layers.2.{module}" for module in modules)
+    return sum(each.block.bytes for each in _iteration(layout).saved if each.layer.startswith(names))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "chosen", "rows"), [(4096, 160, 6, 154), (4096, 256, 8, 128), (4096, 8, 2, 1024), (7, 64, 6, 1)]
+)
+def test_the_capacity_of_an_expert_is_its_even_share_rounded_up(
+    tokens: int, count: int, chosen: int, rows: int
+) -> None:
+    assert capacity(Experts(count=count, chosen=chosen, inner=1), tokens) == rows
+
+
+def test_latent_attention_saves_narrow_vectors_and_all_heads() -> None:
+    rows, heads = _ROWS, 4
+    layer_input = 2 * 2 * rows * _WIDTH + 4 * rows  # with what its normalization makes of it
+    queries = 2 * 2 * rows * 32 + 4 * rows
+    pairs = 2 * rows * (24 + 8) + 2 * rows * 24 + 4 * rows
+    of_heads = 2 * rows * heads * (24 + 24 + 16 + 16) + 4 * rows * heads  # q, k, v, result; sums in float32
+    random_state = 16 + 8
+    expected = layer_input + queries + pairs + of_heads + random_state
+    assert _saved("ep1", "input_layernorm", "self_attention") == expected
+
+
+@pytest.mark.parametrize("layout", ["ep1", "ep2,dp2", "ep8,dp8"])
+def test_a_layer_of_experts_saves_the_same_bytes_however_they_are_divided(layout: str) -> None:
+    tokens, rows = _ROWS, _COUNT * 25
+    normalized = 2 * 2 * tokens * _WIDTH + 4 * tokens
+    scores = 2 * 4 * tokens * _COUNT  # those by which experts are chosen, and those of the loss
+    masks = 2 * tokens * _COUNT  # outside of the groups, and outside of the capacity
+    router = scores + masks + 8 * tokens * _CHOSEN + 8 * _COUNT + 4
+    places = 4 * tokens * (2 * _COUNT + 1)
+    experts = 2 * rows * (_WIDTH + 2 * _INNER + 1 + _INNER)
+    shared = 2 * tokens * 3 * 2 * _INNER
+    expected = normalized + router + places + experts + shared
+    assert _saved(layout, "pre_mlp_layernorm", "mlp") == expected
+
+
+@pytest.mark.parametrize(("layout", "local"), [("ep1", 8), ("ep2,dp2", 4), ("ep8,dp8", 1)])
+def test_each_gpu_has_its_part_of_the_experts_and_all_other_weights(layout: str, local: int) -> None:
+    words = 1024 * 64
+    others = 3 * _ATTENTION + _DENSE + 2 * (_SHARED + _ROUTER) + 2 * words + 64
+    assert _iteration(layout).parameters == others + 2 * _EXPERTS * local // 8
+
+
+def test_the_state_of_experts_is_divided_by_fewer_gpus() -> None:
+    held = {"": 0, "experts": 0}
+    result = _iteration("ep2,dp8")
+    for block in result.trace.blocks:
+        if block.kind is BlockKind.OPTIMIZER_STATE and block.persistent:
+            held["experts" if ".mlp.experts" in (block.layer or "") else ""] += block.bytes
+    experts = 2 * _EXPERTS // 2
+    assert held == {"": 12 * (result.parameters - experts) // 8, "experts": 12 * experts // 4}
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("ep2,dp2", 2), ("ep8,dp8", 8)])
+def test_rows_go_to_experts_and_back_in_either_pass(layout: str, ranks: int) -> None:
+    """Tokens to the experts with a weight each, and results back; in backward, their gradients."""
+    trace, group = _iteration(layout).trace, Group(ranks)
+    tokens, weights = 2 * _COUNT * 25 * _WIDTH, 2 * _COUNT * 25
+    expected = sorted(2 * [tokens, tokens, weights])
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        kernels = [each for each in trace.kernels if each.op == "all_to_all" and each.phase is phase]
+        times = sorted(collective_ns(Collective.ALL_TO_ALL, size, group, _NODE) for size in expected)
+        assert sorted(each.duration_ns for each in kernels) == times
+
+
+def test_one_gpu_with_all_experts_exchanges_and_reorders_nothing() -> None:
+    ops = {(kernel.layer, kernel.op) for kernel in _iteration("dp2").trace.kernels if ".mlp" in (kernel.layer or "")}
+    assert not {op for layer, op in ops if not (layer or "").endswith("router")} & {"all_to_all", "clone"}
+
+
+def test_gradients_of_experts_are_exchanged_apart_from_others() -> None:
+    result = _iteration("ep2,dp8")
+    exchanges = [kernel for kernel in result.trace.kernels if kernel.op in ("reduce_scatter", "all_gather")]
+    experts = 2 * _EXPERTS // 2
+    parts = ((result.parameters - experts, Group(8)), (experts, Group(4)))
+    assert [kernel.duration_ns for kernel in exchanges] == [
+        *(collective_ns(Collective.REDUCE_SCATTER, 4 * count, group, _NODE) for count, group in parts),
+        *(collective_ns(Collective.ALL_GATHER, 2 * count, group, _NODE) for count, group in parts),
+    ]
+
+
+def test_mixtral_has_joint_attention_and_a_softmax_of_the_chosen() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    mixtral = decoder_of({"model_type": "mixtral", **sizes, "num_hidden_layers": 2, "vocab_size": 1000})
+    result = _iteration("ep4,dp4", decoder=mixtral)
+    layer = 64 * (4 + 2 * 2 + 4) * 16 + _ROUTER + 64 + 2 * 3 * 64 * 48
+    assert result.parameters == 2 * layer + 2 * 1024 * 64 + 64
+    softmax = next(kernel for kernel in result.trace.kernels if kernel.op == "_softmax")
+    blocks = {block.id: block for block in result.trace.blocks}
+    assert blocks[softmax.writes[0]].shape == (_ROWS, 2)
+
+
+#: DeepSeek-V2 and V3 cut to four layers, the first without experts: micro-batches of one sample of 4,096 tokens, on
+#: eight B200. MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.json at 4dcaae51: the largest peak of the GPUs
+#: of each stage (MiB).
+_MEASURED = [
+    ("v2", "ep8,dp8", (46730.0,)),
+    ("v2", "ep4,pp2,dp4", (32343.4, 45775.8)),
+    ("v3", "ep8,dp8", (106803.8,)),
+    ("v3", "ep4,pp2,dp4", (72948.5, 116737.9)),
+]
+_SIZES = {
+    "v2": {
+        "hidden_size": 5120,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "vocab_size": 102400,
+    },
+    "v3": {"num_experts_per_tok": 8},
+}
+
+
+@pytest.mark.parametrize(("version", "layout", "measured"), _MEASURED)
+def test_peaks_are_within_a_fifth_of_a_percent_of_measured_ones(
+    version: str, layout: str, measured: tuple[float, ...]
+) -> None:
+    """Not fitted. All are too low, by 31 to 94 MiB: workspaces of PyTorch's products and of attention are missing."""
+    common = {"model_type": "deepseek_v3", "num_hidden_layers": 4, "first_k_dense_replace": 1, "topk_group": 3}
+    read = Layout.parsed(layout)
+    decoder = decoder_of({**common, **_SIZES[version], "n_group": read.expert})
+    for stage, each in enumerate(measured):
+        peak = trace_stats(megatron_iteration(Job(decoder, read, _NODE, 4, 4096, 4), stage).trace).peak_recorded
+        assert peak is not None
+        assert -0.002 < peak.bytes / 2**20 / each - 1 < 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "message"),
+    [
+        ({}, "ep3,dp3", "8 experts cannot be divided by ep3"),
+        ({}, "ep4,dp2", "ep4 GPUs that share experts cannot be part of dp2.*give a multiple of 4 as dp"),
+        ({}, "tp2,ep2,dp2", "tensor or context parallelism .tp, cp. are not modelled"),
+        ({}, "cp2", "tensor or context parallelism .tp, cp. are not modelled"),
+        ({"model_type": "llama"}, "ep2,dp2", "llama has no experts to divide by ep2"),
+    ],
+)
+def test_layouts_that_do_not_fit_experts_are_refused(changes: dict[str, object], layout: str, message: str) -> None:
+    sizes = SampleSizes(length=128)
+    with pytest.raises(InputError, match=message):
+        megatron_of(_small(**changes), sizes, layout, None, batch=1, node=_NODE, options=TrainingOptions())
