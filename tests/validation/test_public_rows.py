@@ -48,7 +48,7 @@ def test_ids_are_unique_and_groups_have_rows_of_one_model() -> None:
 
 
 def test_a_row_has_either_reasons_of_its_own_or_of_simgpu() -> None:
-    ours = {Reason.OPTION, Reason.MODEL, Reason.TIMES, Reason.LAYOUT}
+    ours = {Reason.OPTION, Reason.MODEL, Reason.TIMES}
     for row in ROWS:
         for subject in Subject:
             found = set(reasons(row, subject))

@@ -10,7 +10,7 @@ from simgpu.validation.public.rows import PublishedRow
 from simgpu.validation.public.selection import MODELLED, Reason, Subject, reasons
 
 #: Reasons for which simgpu is to blame, not the row.
-_OURS = {Reason.OPTION, Reason.MODEL, Reason.TIMES, Reason.LAYOUT}
+_OURS = {Reason.OPTION, Reason.MODEL, Reason.TIMES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,6 @@ class Reason(StrEnum):
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
     TIMES = "times are not predicted yet"
-    LAYOUT = "experts are divided"
 
 
 #: Words of `PublishedRow.uses` for rows that are not of training alone, and for rows with options that are not stated.
@@ -61,7 +60,9 @@ FOLLOWED = {
     "assignment2-systems": frozenset({"cs336-medium"}),
     "axolotl": frozenset({"qwen3-8b"}),
     "prime-rl": frozenset({"qwen3-0.6b", "qwen3-4b"}),
-    "SimuMax": frozenset({"llama-3-70b-12-layers", "llama-3-405b-4-layers"}),
+    "SimuMax": frozenset(
+        {"llama-3-70b-12-layers", "llama-3-405b-4-layers", "deepseek-v2-4-layers", "deepseek-v3-4-layers"}
+    ),
     "transformers": frozenset({"bert-large-uncased"}),
     "litgpt": frozenset(
         (
@@ -72,9 +73,9 @@ FOLLOWED = {
     ),
 }
 
-#: Ways to divide a model among GPUs that simgpu follows, by project: tensors (tp), tokens (cp), layers (pp) and the
-#: batch (dp).
-DIVIDED = {"SimuMax": frozenset({"tp", "cp", "pp", "dp"})}
+#: Projects whose ways to divide a model among GPUs simgpu follows: tensors (tp), tokens (cp), layers (pp), experts (ep)
+#: and the batch (dp).
+DIVIDED = frozenset({"SimuMax"})
 #: Tensor, pipeline, expert, context and data parallelism with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
 _SPLIT = re.compile(r"(?<![a-z])(tp|pp|ep|cp|dp)(?![a-z])\s?(\d*)", re.IGNORECASE)
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.
@@ -132,8 +133,6 @@ def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.OPTION
     if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
-    if not splits(row) <= DIVIDED.get(row.project, frozenset()):
-        yield Reason.LAYOUT
     if subject is Subject.TIME and row.project not in TIMED:
         yield Reason.TIMES
 

@@ -34,7 +34,6 @@ class SeveralReason(StrEnum):
     # What simgpu lacks.
     OPTION = "an option is not modelled"
     MODEL = "the model is not followed"
-    LAYOUT = "experts are divided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class CoverageOfSeveral:
 
 
 #: What simgpu lacks, not the row.
-OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL, SeveralReason.LAYOUT})
+OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL})
 #: Words of `PublishedRow.uses` for options that change what GPUs exchange; with LoRA, the gradients of adapters alone.
 EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 #: The configurations that simgpu follows, by project.
@@ -145,5 +144,3 @@ def _lacks_of_simgpu(row: PublishedRow) -> Iterator[SeveralReason]:
         yield SeveralReason.OPTION
     if row.config not in FOLLOWED_OF_SEVERAL.get(row.project, ()):
         yield SeveralReason.MODEL
-    if row.project in DIVIDED and not splits(row) <= DIVIDED[row.project]:
-        yield SeveralReason.LAYOUT

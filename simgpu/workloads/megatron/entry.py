@@ -22,6 +22,7 @@ from simgpu.workloads.megatron.layers import Parts
 from simgpu.workloads.megatron.layout import Layout
 from simgpu.workloads.megatron.model import Stage, reduce_norms
 from simgpu.workloads.megatron.optimizer import DistributedOptimizer
+from simgpu.workloads.megatron.router import capacity
 from simgpu.workloads.megatron.schedule import Pass, PassTimes, passes, waits
 from simgpu.workloads.timemodel.attention import FlashVersion, without_flash
 from simgpu.workloads.timemodel.model import time_model
@@ -277,13 +278,16 @@ def _attention(gpu: GpuSpec) -> FlashVersion:
 
 
 def _notes(job: Job, stage: int) -> str:
-    layout, of_stage = job.layout, ""
+    layout, decoder, extra = job.layout, job.decoder, ""
     if layout.pipeline > 1:
-        of_stage = f" Stage {stage} of {layout.pipeline}, whose waits for other stages are kernels named recv."
+        extra = f" Stage {stage} of {layout.pipeline}, whose waits for other stages are kernels named recv."
+    if decoder.experts is not None:
+        rows = capacity(decoder.experts, job.samples * job.tokens)
+        extra += f" Each expert gets {rows} rows of each GPU's tokens of a micro-batch, padded to its capacity."
     return (
-        f"{job.decoder.family} from its configuration, {job.length} tokens a sample, as Megatron-LM 0.20 runs it with "
+        f"{decoder.family} from its configuration, {job.length} tokens a sample, as Megatron-LM 0.20 runs it with "
         f"TransformerEngine 2.11 on {layout.gpus} GPUs ({layout.text}): bfloat16 weights, gradients added up in "
         "float32, distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives "
-        f"of NCCL as kernels.{of_stage} Durations by simgpu's time model. Memory that CUDA operators allocate for "
-        "themselves is not included."
+        f"of NCCL as kernels.{extra} Durations by simgpu's time model. Memory that CUDA operators allocate for "
+        "themselves is not included, but for the workspaces of TransformerEngine's products."
     )
