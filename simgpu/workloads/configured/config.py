@@ -14,11 +14,21 @@ from typing import Any
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
 from simgpu.workloads.configured.decoder import Decoder, HeadNorms
-from simgpu.workloads.configured.dense_config import cohere, glm, glm4, granite, llama, olmo2, smollm3, starcoder2
+from simgpu.workloads.configured.dense_config import (
+    cohere,
+    glm,
+    glm4,
+    granite,
+    llama,
+    olmo2,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusion_transformer
 from simgpu.workloads.configured.encoder_decoder import ENCODER_DECODERS, EncoderDecoder, encoder_decoder
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
-from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, equal_heads, head_width, key_heads
 from simgpu.workloads.configured.mixture import deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
 from simgpu.workloads.configured.unet_config import UNET, UNet, unet
 
@@ -296,10 +306,7 @@ def _phi(keys: Keys) -> dict[str, Any]:
 def _gpt_neox(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 44, "width": 6144, "heads": 64, "inner": 24576, "vocabulary": 50432}
     sizes = common_sizes(keys, defaults, positions=2048)
-    head = max(1, sizes["width"] // sizes["heads"])
-    if sizes["width"] % sizes["heads"]:
-        what = f"{sizes['width']} values do not divide into {sizes['heads']} heads"
-        keys.refuse("hidden_size", what, REMEDY)
+    head = equal_heads(keys, sizes)
     bias, dropout = keys.flag("attention_bias", True), keys.fraction("hidden_dropout", 0.0)
     return {
         **sizes,
@@ -358,6 +365,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "granite": granite,
     "smollm3": smollm3,
     "starcoder2": starcoder2,
+    "stablelm": stablelm,
     "cohere": cohere,
     "glm": glm,
     "glm4": glm4,

@@ -112,7 +112,8 @@ class Decoder:
     multiplied: whether numbers multiply the embedding and the results of both parts (Granite).
     logits_by: the operator by which a number scales the logits, mul or div; None for none.
     parallel: whether attention and feed-forward part read the same value.
-    embedding_dropout, attention_dropout, dropout: rates; the last: after attention and after the feed-forward part.
+    embedding_dropout, attention_dropout, dropout, inner_dropout: rates; dropout: after attention and after the
+        feed-forward part; inner_dropout: after the latter alone (StableLM).
     window: tokens from which on transformers adds a mask for a sliding window; None for never.
     windowed_from: the first layer in which the package flash-attn has that window.
     whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's;
@@ -152,6 +153,7 @@ class Decoder:
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     dropout: float = 0.0
+    inner_dropout: float = 0.0
     window: int | None = None
     windowed_from: int = 0
     whole_step: int = 0

@@ -1,11 +1,11 @@
-"""Configurations of Llama, OLMo 2, Granite, SmolLM3, Starcoder2, GLM and Cohere."""
+"""Configurations of Llama, OLMo 2, Granite, SmolLM3, Starcoder2, StableLM, GLM and Cohere."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from simgpu.workloads.configured.decoder import HeadNorms, NormKind, Norms, Rotation
-from simgpu.workloads.configured.keys import MOST, Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.configured.keys import MOST, Keys, common_sizes, equal_heads, head_width, key_heads
 
 
 def _usual(keys: Keys, defaults: dict[str, int], positions: int, *, tied: bool) -> dict[str, Any]:
@@ -89,6 +89,28 @@ def starcoder2(keys: Keys) -> dict[str, Any]:
         "embedding_dropout": keys.fraction("embedding_dropout", 0.0),
         "dropout": keys.fraction("residual_dropout", 0.0),
         "window": keys.window(None),
+    }
+
+
+def stablelm(keys: Keys) -> dict[str, Any]:
+    """Sizes of a StableLM decoder. Its heads together are as wide as the model."""
+    defaults = {"layers": 32, "width": 2560, "heads": 32, "inner": 6912, "vocabulary": 50304}
+    sizes = common_sizes(keys, defaults, positions=4096)
+    head, is_parallel = equal_heads(keys, sizes), keys.flag("use_parallel_residual", False)
+    return {
+        **sizes,
+        "key_heads": key_heads(keys, sizes, 32 if "num_key_value_heads" not in keys.values else None),
+        "head_width": head,
+        "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.25)),
+        "activation": keys.activation("hidden_act", "silu"),
+        "tied": keys.flag("tie_word_embeddings", False),
+        "query_bias": keys.flag("use_qkv_bias", False),
+        "norms": Norms.SHARED if is_parallel else Norms.BEFORE,
+        "norm_kind": NormKind.LAYER,
+        "head_norms": HeadNorms.APART if keys.flag("qk_layernorm", False) else None,
+        "parallel": is_parallel,
+        "attention_dropout": keys.fraction("attention_dropout", 0.0),
+        "inner_dropout": keys.fraction("hidden_dropout", 0.0),
     }
 
 

@@ -143,3 +143,11 @@ def head_width(keys: Keys, sizes: Mapping[str, Any], default: int | None = None)
     if keys.value("head_dim") is None and default is None:
         return max(1, int(sizes["width"]) // int(sizes["heads"]))
     return keys.number("head_dim", default, MOST_WIDTH)
+
+
+def equal_heads(keys: Keys, sizes: Mapping[str, Any]) -> int:
+    """The width of a head where all together are as wide as the model."""
+    width, heads = int(sizes["width"]), int(sizes["heads"])
+    if width % heads:
+        keys.refuse("hidden_size", f"{width} values do not divide into {heads} heads", REMEDY)
+    return max(1, width // heads)

@@ -1,5 +1,5 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, SmolLM3, Starcoder2, GLM, GLM-4, Cohere and Phi-3.
+Granite, SmolLM3, Starcoder2, StableLM, GLM, GLM-4, Cohere and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`, DeepSeek-V3
 in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`.
@@ -143,10 +143,15 @@ class _Layer:
                 (first, *_) = self.norms
                 assert first is not None
                 normal = first(x)
-                both = self.attention(normal, places), self.inner(normal)
+                both = self.attention(normal, places), self._inner(normal)
                 return add(session, add(session, x, both[0]), both[1])
             x = self._added(x, lambda normal: self.attention(normal, places), *self.norms[:2])
-            return self._added(x, self.inner, *self.norms[2:])
+            return self._added(x, self._inner, *self.norms[2:])
+
+    def _inner(self, x: Tensor) -> Tensor:
+        session, result = self.build.session, self.inner(x)
+        with session.layer("dropout"):
+            return dropout(session, result, self.build.decoder.inner_dropout)
 
     def _places(self, places: Places) -> Places:
         """What attention of this layer reads. Gemma 2 and 3 hide what is outside the window in each layer with one."""

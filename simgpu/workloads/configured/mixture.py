@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from simgpu.workloads.configured.decoder import Experts, Groups, HeadNorms, Latent, Rotation
-from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, head_width, key_heads
+from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, equal_heads, head_width, key_heads
 
 #: Most experts of a layer and of all layers, above those published (256 and 15,616): more would take minutes to build.
 _MOST_EXPERTS, _MOST_IN_ALL = 4_096, 32_768
@@ -36,7 +36,7 @@ def qwen2_moe(keys: Keys) -> dict[str, Any]:
     shared = keys.number("shared_expert_intermediate_size", 5632)
     return {
         **sizes,
-        **_common(keys, sizes, 16, _equal_heads(keys, sizes)),
+        **_common(keys, sizes, 16, equal_heads(keys, sizes)),
         "query_bias": keys.flag("qkv_bias", True),
         "window": _window(keys),
         "windowed_from": keys.windowed_from(sizes["layers"]),
@@ -70,7 +70,7 @@ def olmoe(keys: Keys) -> dict[str, Any]:
         keys.refuse("clip_qkv", "limited queries, keys and values are not modelled", "give null")
     return {
         **sizes,
-        **_common(keys, sizes, None, _equal_heads(keys, sizes)),
+        **_common(keys, sizes, None, equal_heads(keys, sizes)),
         "query_bias": bias,
         "output_bias": bias,
         "experts": _experts(keys, sizes, "num_experts", 64, 8, sizes["inner"]),
@@ -138,13 +138,6 @@ def _common(keys: Keys, sizes: dict[str, Any], heads: int | None, head: int) -> 
         "tied": keys.flag("tie_word_embeddings", False),
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
     }
-
-
-def _equal_heads(keys: Keys, sizes: dict[str, Any]) -> int:
-    width, heads = int(sizes["width"]), int(sizes["heads"])
-    if width % heads:
-        keys.refuse("hidden_size", f"{width} values do not divide into {heads} heads", REMEDY)
-    return max(1, width // heads)
 
 
 def _window(keys: Keys) -> int | None:

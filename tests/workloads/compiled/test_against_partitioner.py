@@ -43,11 +43,12 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "olmo2": _GATED,
     "granite": _GATED,
     "starcoder2": {**_GATED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "stablelm": _GATED,
 }
 #: With a mask, CUDA's kernel returns the result of heads in the order that needs no copy.
 MASKED = ("gemma2", "gemma3_text")
 #: GPT-2's own class adds a mask where it is compiled as a whole, which takes another kernel for attention.
-WHOLE = ("llama", "qwen3", "phi3", "gpt_neox", "phi", "olmo2", "granite", "starcoder2")
+WHOLE = ("llama", "qwen3", "phi3", "gpt_neox", "phi", "olmo2", "granite", "starcoder2", "stablelm")
 
 
 def modelled(values: dict[str, Any], *, whole: bool, autocast: bool) -> list[int]:

@@ -72,7 +72,7 @@ def _flash_package() -> Iterator[None]:
 
     utilities = modeling_flash_attention_utils
     utilities.flash_attn_func, utilities._flash_supports_window_size = _flash_attn_func, True
-    for family in ("olmoe", "qwen2_moe"):  # they import it only if the package is there
+    for family in ("olmoe", "qwen2_moe", "stablelm"):  # they import it only if the package is there
         earlier: Any = import_module(f"transformers.models.{family}.modeling_{family}")
         earlier._flash_attention_forward = utilities._flash_attention_forward
     base._check_and_enable_flash_attn_2 = enabled

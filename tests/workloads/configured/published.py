@@ -118,6 +118,10 @@ PUBLISHED = {
     "bigcode/starcoder2-3b": Published(
         _sizes("starcoder2", 3072, 12288, 30, 24, 49152, num_key_value_heads=2, sliding_window=4096), 3_030_371_328
     ),
+    "stabilityai/stablelm-3b-4e1t": Published(_sizes("stablelm", 2560, 6912, 32, 32, 50304), 2_795_443_200),
+    "stabilityai/stablelm-2-1_6b": Published(
+        _sizes("stablelm", 2048, 5632, 24, 32, 100352, use_qkv_bias=True), 1_644_515_328
+    ),
     "CohereForAI/aya-expanse-8b": Published(
         _sizes("cohere", 4096, 14336, 32, 32, 256000, num_key_value_heads=8, logit_scale=0.125), 8_028_033_024
     ),

@@ -93,6 +93,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "granite-biased": {"model_type": "granite", **_SIZES, "attention_bias": True, "mlp_bias": True},
     "starcoder2": {"model_type": "starcoder2", **_SIZES, "residual_dropout": 0.1, "embedding_dropout": 0.1},
     "starcoder2-window": {"model_type": "starcoder2", **_SIZES, "use_bias": False, "sliding_window": 100},
+    "stablelm": {"model_type": "stablelm", **_SIZES, "hidden_dropout": 0.1},
+    "stablelm-parallel": {
+        "model_type": "stablelm",
+        **_SIZES,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
+        "use_qkv_bias": True,
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "partial_rotary_factor": 1.0,
+    },
     "cohere": {"model_type": "cohere", **_SIZES},
     "cohere-normalized": {
         "model_type": "cohere",
@@ -161,6 +172,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
 }
 _WINDOWED = ("mistral-window", "gemma2", "gemma3", "gemma3-text-part", "starcoder2-window")
+_STABLELM = ("stablelm", "stablelm-parallel")
 CASES = [
     (name, dtype, attention)
     for name in SMALL
@@ -197,7 +209,7 @@ def _without_time_of_attention(trace: Trace) -> Trace:
     return replace(trace, kernels=tuple(kernels))
 
 
-@pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3", "deepseek_v3"), "llama"))
+@pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3", "deepseek_v3", *_STABLELM), "llama"))
 def test_saved_tensors_are_saved_and_freed_where_pytorch_does(name: str) -> None:
     assert_saved_alike(built(SMALL[name]).trace, recorded(SMALL[name], BATCH, LENGTH))
 
