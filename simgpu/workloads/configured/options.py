@@ -294,6 +294,9 @@ class TrainingOptions:
         for place, what, remedy, given in others:
             if given:
                 yield Problem("", place, f"{what} in graphs of torch.compile is not modelled", remedy)
+        if decoder.family == "stablelm" and decoder.head_norms is not None:
+            what = "normalized queries and keys of StableLM in graphs of torch.compile are not modelled"
+            yield Problem("", "compile", what, "leave it out")
         if decoder.experts is not None:
             what = "experts, whose numbers of tokens end a graph, are not modelled"
             yield Problem("", "compile", what, "leave it out")

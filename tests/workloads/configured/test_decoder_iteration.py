@@ -153,6 +153,13 @@ def test_values_that_cannot_be_modelled_are_refused(options: dict[str, Any], mes
         built(SMALL, **options)
 
 
+def test_compiled_normalized_heads_of_stablelm_are_refused() -> None:
+    values = {**SMALL, "model_type": "stablelm", "num_key_value_heads": 4, "partial_rotary_factor": 0.5}
+    assert built(values, compile="layers").saved_bytes > 0
+    with pytest.raises(InputError, match="compile: normalized queries and keys of StableLM"):
+        built({**values, "qk_layernorm": True}, compile="layers")
+
+
 def test_tf32_shortens_products_of_single_precision_and_nothing_else() -> None:
     plain, fast = (built(SMALL, dtype="float32", tf32=tf32).trace for tf32 in (False, True))
     shorter = {one.op for one, other in zip(plain.kernels, fast.kernels, strict=True) if one != other}
