@@ -63,6 +63,7 @@ def as_distributed(session: Session, x: Tensor) -> Tensor:
 def scattered(session: Session, group: PeerGroup, x: Tensor) -> Tensor:
     """This GPU's tokens of the sum over all GPUs. The gradients of all tokens are gathered."""
     result = _reduce_scatter(session, group, x)
+    session.keep((x,))  # the module's hook still refers to it
     session.record((result,), (x,), lambda grads: (_all_gather(session, group, only(grads)),))
     return result
 

@@ -20,10 +20,11 @@ from simgpu.hardware.collectives import Collective
 from simgpu.hardware.nodes import load_node
 from simgpu.program.instructions import Launch
 from simgpu.trace.model import Kernel, Phase, Trace
+from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
-from tests.policies.framework_runs import run
+from tests.policies.framework_runs import peak, run
 from tests.workloads.configured.comparison import assert_equal, assert_saved_alike
 from tests.workloads.configured.tensor_parallel_modules import recorded_part
 from tests.workloads.configured.test_against_transformers import SMALL
@@ -123,23 +124,29 @@ def test_tied_embedding_equals_that_of_dtensor(micro_batches: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [(), ("torchtitan",)])
 def test_checkpointed_layers_exchange_again_what_they_do_in_pytorch(keep: tuple[str, ...]) -> None:
-    """The operators of backward in order: layers run again, collectives as well, up to what is saved last."""
+    """The operators of backward in order: layers run again, collectives as well, up to what is saved last.
+
+    The vocabulary is small, so that the peak is in a layer. The arguments of layers also hold the tokens' positions.
+    """
+    values = {**_values("llama"), "vocab_size": 64}
 
     def checkpointed(model: Any) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": False, **_selective(keep)})
         return model
 
-    theirs = _comparable(recorded_part(_values("llama"), 2, LENGTH, COUNT, changed=checkpointed))
-    mine = _built(_values("llama"), 2)
-    program = run(mine, "checkpoint", keep=list(keep)).program
+    theirs = _comparable(recorded_part(values, 4, LENGTH, COUNT, changed=checkpointed))
+    mine = _built(values, 4)
+    result = run(mine, "checkpoint", keep=list(keep))
     launched = [
         mine.kernels[each.kernel].op.rstrip("_")
-        for segment in program.segments
+        for segment in result.program.segments
         for code in segment.streams.values()
         for each in code
         if isinstance(each, Launch) and (each.recompute or mine.kernels[each.kernel].phase is Phase.BACKWARD)
     ]
     assert launched == [each.op.rstrip("_") for each in theirs.kernels if each.phase is Phase.BACKWARD]
+    expected = trace_stats(theirs).peak_recorded
+    assert expected is not None and expected.bytes - peak(result) == 8 * LENGTH
 
 
 def _selective(keep: tuple[str, ...]) -> dict[str, Any]:
