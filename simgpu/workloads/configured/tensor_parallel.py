@@ -59,7 +59,8 @@ def problems_of_parts(
         yield Problem("", place, what, "give a number of GPUs that divides them")
     if node is None or count > node.gpus:
         there = "one GPU is given" if node is None else f"{node.name} has {node.gpus}"
-        yield Problem("", place, f"needs {count} GPUs of a node, and {there}", "give a node such as h100-x8")
+        remedy = "give a node such as h100-x8" if node is None or node.gpus == 1 else f"give at most {node.gpus}"
+        yield Problem("", place, f"needs {count} GPUs of a node, and {there}", remedy)
     elif node.peers is None:
         what = f"{node.name} does not state what its GPUs exchange data over"
         yield Problem("", place, what, "give a node that does, such as h100-x8, or set node.peers")
