@@ -26,6 +26,7 @@ from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from tests.policies.framework_runs import peak, run
 from tests.workloads.configured.comparison import assert_equal, assert_saved_alike
+from tests.workloads.configured.published import PUBLISHED
 from tests.workloads.configured.tensor_parallel_modules import recorded_part
 from tests.workloads.configured.test_against_transformers import SMALL
 from tests.workloads.configured.transformers_models import autocasting
@@ -88,6 +89,12 @@ def _compare(values: dict[str, Any], batch: int, dtype: str = "bfloat16", **opti
 
 def test_kernels_peaks_and_saved_tensors_equal_those_of_dtensor() -> None:
     _compare(_values("llama", layers=1), batch=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.2-1B", "Qwen/Qwen3-8B"])
+def test_two_layers_of_published_configurations_equal_dtensor(name: str) -> None:
+    _compare({**PUBLISHED[name].values, "num_hidden_layers": 2}, batch=1)
 
 
 @pytest.mark.slow
