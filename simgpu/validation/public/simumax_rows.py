@@ -21,12 +21,13 @@ from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.megatron.entry import Job, megatron_iteration
 from simgpu.workloads.megatron.layout import Layout
 
-#: Of both models with experts, in the words of DeepSeek-V3's configuration. The routers have softmax scores and as many
+#: Of both models with experts, in the words of DeepSeek's configurations. The routers have softmax scores and as many
 #: groups as GPUs share experts (``--moe-router-num-groups``), which is added for each row.
 _OF_EXPERTS: Mapping[str, Any] = MappingProxyType(
     {
         "num_hidden_layers": 4,
         "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
         "topk_group": 3,
         "num_attention_heads": 128,
         "q_lora_rank": 1536,
@@ -58,7 +59,7 @@ _SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "vocab_size": 128256,
         },
         "deepseek-v2-4-layers": {
-            "model_type": "deepseek_v3",
+            "model_type": "deepseek_v2",
             "hidden_size": 5120,
             "intermediate_size": 12288,
             "moe_intermediate_size": 1536,

@@ -29,7 +29,7 @@ from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusio
 from simgpu.workloads.configured.encoder_decoder import ENCODER_DECODERS, EncoderDecoder, encoder_decoder
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, equal_heads, head_width, key_heads
-from simgpu.workloads.configured.mixture import deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
+from simgpu.workloads.configured.mixture import deepseek_v2, deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
 from simgpu.workloads.configured.unet_config import UNET, UNet, unet
 
 #: Largest file that is read, bytes. Published ones have a few kB.
@@ -138,13 +138,14 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     family = values.get("model_type")
     if family == "gemma3":
         return _text_part(keys, named or family)
-    if not isinstance(family, str) or family not in _FAMILIES:
+    if not isinstance(family, str) or family not in (*_FAMILIES, *_OF_JOBS):
         what = "is missing" if family is None else f"{family!r} is not supported"
         remedy = f"give one of {', '.join(SUPPORTED)}"
         if family is not None:
             remedy += ", or follow the modules of transformers with simgpu record CONFIG --gpu NODE"
         raise InputError.single(source, "model_type", what, remedy)
-    return _decoder(keys, Decoder(family=family, name=named or family, **_FAMILIES[family](keys)))
+    read = _FAMILIES.get(family) or _OF_JOBS[family]
+    return _decoder(keys, Decoder(family=family, name=named or family, **read(keys)))
 
 
 def _text_part(keys: Keys, name: str) -> Decoder:
@@ -379,6 +380,9 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "olmoe": olmoe,
     "deepseek_v3": deepseek_v3,
 }
-#: The values of ``model_type`` of decoders, and all supported ones.
+#: Decoders that are modelled as part of a job of Megatron-LM only.
+_OF_JOBS = {"deepseek_v2": deepseek_v2}
+#: The values of ``model_type`` of decoders, those of jobs alone, and all supported ones.
 FAMILIES = tuple(_FAMILIES)
-SUPPORTED = (*FAMILIES, "gemma3", *ENCODER_DECODERS)
+OF_JOBS = tuple(_OF_JOBS)
+SUPPORTED = (*FAMILIES, "gemma3", *ENCODER_DECODERS, *OF_JOBS)

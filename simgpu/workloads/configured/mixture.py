@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,16 +77,44 @@ def olmoe(keys: Keys) -> dict[str, Any]:
     }
 
 
+#: Defaults of DeepSeek's keys in transformers. Those of V2 name no number of experts for a token, and no groups.
+_V3 = {"layers": 61, "width": 7168, "heads": 128, "inner": 18432, "vocabulary": 129280}
+_V3_EXPERTS = {"count": 256, "chosen": 8, "inner": 2048, "shared": 1, "first": 3}
+_V2 = {"layers": 32, "width": 4096, "heads": 32, "inner": 11008, "vocabulary": 32000}
+_V2_EXPERTS = {"count": 64, "chosen": None, "inner": 1407, "shared": 2, "first": 0}
+
+
 def deepseek_v3(keys: Keys) -> dict[str, Any]:
     """Sizes of a DeepSeek-V3 decoder. ``q_lora_rank`` may be null as in later versions of transformers (Moonlight)."""
-    defaults = {"layers": 61, "width": 7168, "heads": 128, "inner": 18432, "vocabulary": 129280}
-    sizes = common_sizes(keys, defaults, positions=4096)
+    sizes = common_sizes(keys, _V3, positions=4096)
+    groups = Groups(keys.number("n_group", 8, _MOST_EXPERTS), keys.number("topk_group", 4, _MOST_EXPERTS))
+    without = "layers of multi-token prediction, which transformers does not build"
+    return {
+        **_with_latent(keys, sizes, 128),
+        "experts": _grouped(keys, sizes, groups, _V3_EXPERTS, normalized=True),
+        "without": without if keys.values.get("num_nextn_predict_layers") else "",
+    }
+
+
+def deepseek_v2(keys: Keys) -> dict[str, Any]:
+    """Sizes of a DeepSeek-V2 decoder, which jobs of Megatron-LM have. Without groups, all experts are one."""
+    sizes = common_sizes(keys, _V2, positions=2048)
+    groups = Groups(1, 1)
+    if keys.value("topk_method", "greedy") == "group_limited_greedy":
+        groups = Groups(keys.number("n_group", None, _MOST_EXPERTS), keys.number("topk_group", None, _MOST_EXPERTS))
+    return {
+        **_with_latent(keys, sizes, None),
+        "experts": _grouped(keys, sizes, groups, _V2_EXPERTS, normalized=False),
+    }
+
+
+def _with_latent(keys: Keys, sizes: dict[str, Any], heads: int | None) -> dict[str, Any]:
+    """What DeepSeek's decoders share. heads: default number of heads of keys and values; None for that of queries."""
     bias = keys.flag("attention_bias", False)
     rotary, plain = keys.number("qk_rope_head_dim", 64), keys.number("qk_nope_head_dim", 128)
-    if key_heads(keys, sizes, 128 if "num_key_value_heads" not in keys.values else None) != sizes["heads"]:
+    if key_heads(keys, sizes, heads if "num_key_value_heads" not in keys.values else None) != sizes["heads"]:
         what = f"keys and values of {keys.value('num_key_value_heads')} heads for queries of {sizes['heads']}"
         keys.refuse("num_key_value_heads", what, "give the number of query heads, for each of which keys are computed")
-    without = "layers of multi-token prediction, which transformers does not build"
     return {
         **sizes,
         "key_heads": sizes["heads"],
@@ -99,8 +127,6 @@ def deepseek_v3(keys: Keys) -> dict[str, Any]:
         "activation": keys.activation("hidden_act", "silu"),
         "tied": keys.flag("tie_word_embeddings", False),
         "attention_dropout": keys.fraction("attention_dropout", 0.0),
-        "experts": _grouped(keys, sizes),
-        "without": without if keys.values.get("num_nextn_predict_layers") else "",
     }
 
 
@@ -110,18 +136,20 @@ def _latent(keys: Keys) -> Latent:
     return Latent(queries, keys.number("kv_lora_rank", 512), keys.number("v_head_dim", 128))
 
 
-def _grouped(keys: Keys, sizes: dict[str, Any]) -> Experts:
-    """DeepSeek-V3's experts: of the shared ones, the widths together."""
-    inner = keys.number("moe_intermediate_size", 2048)
-    shared = inner * keys.number("n_shared_experts", 1, _MOST_EXPERTS)
-    experts = _experts(keys, sizes, "n_routed_experts", 256, 8, inner, shared=shared, by_default=True)
-    groups = Groups(keys.number("n_group", 8, _MOST_EXPERTS), keys.number("topk_group", 4, _MOST_EXPERTS))
+def _grouped(
+    keys: Keys, sizes: dict[str, Any], groups: Groups, defaults: Mapping[str, int | None], *, normalized: bool
+) -> Experts:
+    """DeepSeek's experts: of the shared ones, the widths together. normalized: the default."""
+    inner = keys.number("moe_intermediate_size", defaults["inner"])
+    shared = inner * keys.number("n_shared_experts", defaults["shared"], _MOST_EXPERTS)
+    numbers = defaults["count"], defaults["chosen"]
+    experts = _experts(keys, sizes, "n_routed_experts", *numbers, inner, shared=shared, by_default=normalized)
     if experts.count % groups.count or experts.count < 2 * groups.count:
         what = f"{experts.count} experts do not divide into {groups.count} groups of two or more"
         keys.refuse("n_group", what, REMEDY)
     if groups.chosen > groups.count:
         keys.refuse("topk_group", f"{groups.chosen} groups for each token, but only {groups.count} exist", REMEDY)
-    first = min(keys.number("first_k_dense_replace", 3, MOST["layers"], least=0), sizes["layers"])
+    first = min(keys.number("first_k_dense_replace", defaults["first"], MOST["layers"], least=0), sizes["layers"])
     return replace(experts, dense=frozenset(range(first)), groups=groups)
 
 
@@ -148,8 +176,8 @@ def _experts(
     keys: Keys,
     sizes: dict[str, Any],
     key: str,
-    count: int,
-    chosen: int,
+    count: int | None,
+    chosen: int | None,
     inner: int,
     *,
     shared: int = 0,

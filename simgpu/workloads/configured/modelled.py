@@ -14,6 +14,7 @@ from simgpu.trace.model import Block, BlockKind, Origin, OutputLife, Trace, Trac
 from simgpu.version import __version__
 from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.compiled.rewriting import compile_session
+from simgpu.workloads.configured.config import OF_JOBS
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.configured.experts import ROUTING_NOTE
 from simgpu.workloads.configured.gpt2 import Gpt2Model
@@ -228,6 +229,9 @@ def _problems(
     problems = [*options.problems(decoder.family, batch), *options.problems_of_loss(decoder)]
     problems += options.problems_of_compiled(decoder, gpu)
     problems += options.problems_of_family(decoder, fused)
+    if decoder.family in OF_JOBS:
+        what = f"is missing, and {decoder.family} is modelled in a job of Megatron-LM only"
+        problems.append(Problem("", "megatron", what, "give it, as ep8,dp8"))
     problems += size_problems(batch=batch, length=length)
     if decoder.rotary_width == 0 and length > decoder.positions:
         what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"

@@ -290,4 +290,5 @@ def _notes(job: Job, stage: int) -> str:
         "float32, distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives "
         f"of NCCL as kernels.{extra} Durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves is not included, but for the workspaces of TransformerEngine's products."
+        f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )

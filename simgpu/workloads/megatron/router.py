@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simgpu.workloads.configured.decoder import Experts
+from simgpu.workloads.configured.decoder import Experts, Groups
 from simgpu.workloads.eager.normalization import softmax
 from simgpu.workloads.eager.pointwise import cast, elementwise, only, scale
 from simgpu.workloads.eager.products import product
@@ -69,17 +69,20 @@ def _chosen(session: Session, logits: Tensor, sizes: Experts) -> tuple[Tensor, T
         best, places = largest(session, logits, sizes.chosen)
         return cast(session, softmax(session, best, dtype="float32"), logits.dtype), places
     scores = cast(session, softmax(session, logits, dtype="float32"), logits.dtype)
-    inside = _within_groups(session, scores, sizes)
-    best, places = largest(session, inside, sizes.chosen)
+    if sizes.groups.count > 1:
+        scores = _within_groups(session, scores, sizes.groups, sizes.chosen)
+    best, places = largest(session, scores, sizes.chosen)
     return scale(session, best), places
 
 
-def _within_groups(session: Session, scores: Tensor, sizes: Experts) -> Tensor:
-    """Scores in each token's groups, which are chosen by their best experts; other scores are minus infinity."""
-    assert sizes.groups is not None
-    (tokens, count), groups = scores.shape, sizes.groups
+def _within_groups(session: Session, scores: Tensor, groups: Groups, experts: int) -> Tensor:
+    """Scores in each token's groups, which are chosen by their best experts; others are minus infinity.
+
+    experts: of each token.
+    """
+    tokens, count = scores.shape
     parts = scores.seen((tokens, groups.count, count // groups.count))
-    best, _ = largest(session, parts, max(1, sizes.chosen // groups.chosen))
+    best, _ = largest(session, parts, max(1, experts // groups.chosen))
     (sums,) = session.run("sum", (best,), (((tokens, groups.count), scores.dtype),))
     _, chosen = largest(session, sums, groups.chosen)
     (mask,) = session.run("zeros_like", (), ((sums.shape, sums.dtype),))

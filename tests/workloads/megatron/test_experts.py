@@ -12,7 +12,7 @@ from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.decoder import Decoder, Experts
 from simgpu.workloads.configured.entry import SampleSizes
-from simgpu.workloads.configured.modelled import ModelledIteration
+from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from simgpu.workloads.megatron.entry import Job, megatron_iteration, megatron_of
 from simgpu.workloads.megatron.layout import Layout
@@ -150,6 +150,19 @@ def test_mixtral_has_joint_attention_and_a_softmax_of_the_chosen() -> None:
     assert blocks[softmax.writes[0]].shape == (_ROWS, 2)
 
 
+def test_deepseek_v2_is_modelled_in_jobs_alone() -> None:
+    sizes = {**_SMALL, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
+    in_groups, in_all = decoder_of(sizes), decoder_of({**sizes, "topk_method": "greedy"})
+    assert _iteration("ep4,dp4", decoder=in_groups).saved_bytes == _iteration("ep4,dp4").saved_bytes
+    outside_of_groups = _ROWS * _COUNT
+    saved = _iteration("ep4,dp4").saved_bytes - 2 * outside_of_groups
+    assert _iteration("ep4,dp4", decoder=in_all).saved_bytes == saved
+    with pytest.raises(InputError, match="megatron: is missing, and deepseek_v2 is modelled in a job"):
+        decoder_iteration(in_groups, batch=1, length=_ROWS, gpu=_NODE.gpu)
+    with pytest.raises(InputError, match="num_experts_per_tok: is missing"):
+        decoder_of({"model_type": "deepseek_v2"})
+
+
 #: DeepSeek-V2 and V3 cut to four layers, the first without experts: micro-batches of one sample of 4,096 tokens, on
 #: eight B200. MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.json at 4dcaae51: the largest peak of the GPUs
 #: of each stage (MiB).
@@ -161,6 +174,9 @@ _MEASURED = [
 ]
 _SIZES = {
     "v2": {
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy",
+        "num_attention_heads": 128,
         "hidden_size": 5120,
         "intermediate_size": 12288,
         "moe_intermediate_size": 1536,
@@ -169,7 +185,7 @@ _SIZES = {
         "n_shared_experts": 2,
         "vocab_size": 102400,
     },
-    "v3": {"num_experts_per_tok": 8},
+    "v3": {"model_type": "deepseek_v3"},
 }
 
 
@@ -178,7 +194,7 @@ def test_peaks_are_within_a_fifth_of_a_percent_of_measured_ones(
     version: str, layout: str, measured: tuple[float, ...]
 ) -> None:
     """Not fitted. All are too low, by 31 to 94 MiB: workspaces of PyTorch's products and of attention are missing."""
-    common = {"model_type": "deepseek_v3", "num_hidden_layers": 4, "first_k_dense_replace": 1, "topk_group": 3}
+    common = {"num_hidden_layers": 4, "first_k_dense_replace": 1, "topk_group": 3}
     read = Layout.parsed(layout)
     decoder = decoder_of({**common, **_SIZES[version], "n_group": read.expert})
     for stage, each in enumerate(measured):
