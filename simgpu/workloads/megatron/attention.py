@@ -18,7 +18,7 @@ from simgpu.workloads.configured.decoder import Decoder, Latent
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
-from simgpu.workloads.eager.strides import contiguous_strides
+from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.megatron.layers import Parts, norm_product, normalized, row_product
 
@@ -27,13 +27,17 @@ _Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class JointAttention:
-    """One product computes queries, keys and values. heads: of queries, of keys and values, and the width of each."""
+    """One product computes queries, keys and values. heads: of queries, of keys and values, and the width of each.
+
+    of_heads: the normalizations of queries and of keys (``--qk-layernorm``), if any.
+    """
 
     parts: Parts
     heads: tuple[int, int, int]
     norm: Tensor
     joint: Tensor
     output: Tensor
+    of_heads: tuple[Tensor, Tensor] | None
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder) -> JointAttention:
@@ -44,7 +48,16 @@ class JointAttention:
             output = parts.matrix("linear_proj.weight", width, heads[0] * heads[2])
             norm = parts.vector("linear_qkv.layer_norm_weight", width)
             joint = parts.matrix("linear_qkv.weight", (heads[0] + 2 * heads[1]) * heads[2], width)
-        return cls(parts, heads, norm, joint, output)
+            of_heads = None
+            if decoder.head_norms is not None:
+                query, key = (parts.vector(f"{name}_layernorm.weight", heads[2]) for name in ("q", "k"))
+                of_heads = query, key
+        return cls(parts, heads, norm, joint, output, of_heads)
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """Weights of normalizations, of which all GPUs of a group have a copy."""
+        return (self.norm, *(self.of_heads or ()))
 
     def __call__(self, x: Tensor, samples: int) -> Tensor:
         """samples: whose tokens are the rows."""
@@ -57,6 +70,8 @@ class JointAttention:
         session, (queries, keys, width) = self.parts.session, self.heads
         tokens = joint.shape[0] // samples
         query, key, value = _split(session, joint, (queries * width, keys * width, keys * width))
+        if self.of_heads is not None:
+            query, key = (self._normalized(*each) for each in zip((query, key), self.of_heads, strict=True))
         with session.layer("query"):
             query = _rotated(session, query, (samples, queries, tokens, width))
         with session.layer("key"):
@@ -65,6 +80,11 @@ class JointAttention:
         query, key, value = (_of_all_tokens(self.parts, each) for each in (query, key, value))
         result = attention(session, "flash", query, key, value, 0.0, causal=True)
         return _flat(session, _of_all_heads(self.parts, result))
+
+    def _normalized(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Each head of each row, of a copy that is contiguous."""
+        rows = x.count // self.heads[2], self.heads[2]
+        return normalized(self.parts, _contiguous(self.parts.session, x, rows), scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +105,11 @@ class LatentSelfAttention:
     down_norm: Tensor
     up: Tensor
     output: Tensor
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """Weights of normalizations outside of products."""
+        return (self.norm,)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, latent: Latent) -> LatentSelfAttention:
@@ -182,7 +207,7 @@ def _split(session: Session, joint: Tensor, columns: Sequence[int]) -> list[Tens
     return views
 
 
-def _rotated(session: Session, x: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _rotated(session: Session, x: Tensor, shape: Sizes) -> Tensor:
     """Rotated by position, as (samples, heads, tokens, width); nothing but the angles is saved."""
     (result,) = session.run("fused_rope", (x,), ((shape, x.dtype),), priced=(x,))
 
@@ -193,7 +218,7 @@ def _rotated(session: Session, x: Tensor, shape: tuple[int, int, int, int]) -> T
     return result
 
 
-def _rotated_in_place(session: Session, x: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _rotated_in_place(session: Session, x: Tensor, shape: Sizes) -> Tensor:
     """The same in the place of the values; backward does it in that of the gradient."""
     session.run_in_place("rotary_fwd_q_kernel", x)
     result = Tensor(x.block, shape, contiguous_strides(shape), is_view=True)
@@ -207,9 +232,7 @@ def _rotated_in_place(session: Session, x: Tensor, shape: tuple[int, int, int, i
     return result
 
 
-def _joined(
-    session: Session, pairs: Tensor, of_key: Tensor, shapes: Sequence[tuple[int, int, int, int]]
-) -> tuple[Tensor, Tensor]:
+def _joined(session: Session, pairs: Tensor, of_key: Tensor, shapes: Sequence[Sizes]) -> tuple[Tensor, Tensor]:
     """Keys, with their rotated part that all heads share, and values, in one kernel. shapes: of both."""
     key, value = session.run("rotary_fwd_kv_kernel", (pairs, of_key), [(shape, pairs.dtype) for shape in shapes])
     value.block.kind = BlockKind.ACTIVATION
@@ -222,7 +245,7 @@ def _joined(
     return key, value
 
 
-def _contiguous(session: Session, x: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _contiguous(session: Session, x: Tensor, shape: Sizes) -> Tensor:
     (result,) = session.run("clone", (x,), ((shape, x.dtype),))
 
     def backward(grads: _Grads) -> _Grads:

@@ -15,26 +15,26 @@ from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Exchanges among GPUs of a node. prices: durations of the products that run beside some of them."""
+    """Exchanges among GPUs of a node. prices: durations of the products that overlap with some of them."""
 
     session: Session
     node: NodeSpec
     prices: TimeModel
 
-    def gathered(self, x: Tensor, group: Group, beside: Operation | None = None) -> Tensor:
-        """The parts of all GPUs along the first dimension. beside: a product that runs meanwhile."""
+    def gathered(self, x: Tensor, group: Group, overlapped: Operation | None = None) -> Tensor:
+        """The parts of all GPUs along the first dimension. overlapped: a product that runs meanwhile."""
         if group.ranks == 1:
             return x
         shape = (x.shape[0] * group.ranks, *x.shape[1:])
-        work = self._work(Collective.ALL_GATHER, group.ranks * x.bytes, x, group, beside)
+        work = self._work(Collective.ALL_GATHER, group.ranks * x.bytes, x, group, overlapped)
         return self.session.run(Collective.ALL_GATHER, (x,), ((shape, x.dtype),), operations=(work,))[0]
 
-    def scattered(self, x: Tensor, group: Group, beside: Operation | None = None) -> Tensor:
+    def scattered(self, x: Tensor, group: Group, overlapped: Operation | None = None) -> Tensor:
         """The sum over all GPUs, of which each has its part along the first dimension."""
         if group.ranks == 1:
             return x
         shape = (x.shape[0] // group.ranks, *x.shape[1:])
-        work = self._work(Collective.REDUCE_SCATTER, x.bytes, x, group, beside)
+        work = self._work(Collective.REDUCE_SCATTER, x.bytes, x, group, overlapped)
         return self.session.run(Collective.REDUCE_SCATTER, (x,), ((shape, x.dtype),), operations=(work,))[0]
 
     def exchanged(self, x: Tensor, group: Group) -> Tensor:
@@ -56,7 +56,7 @@ class Exchanges:
         blocks = [x.block for x in tensors]
         self.session.tape.launch_blocks(kind, (work,), blocks, blocks, pure=False)
 
-    def _work(self, kind: Collective, size: int, x: Tensor, group: Group, beside: Operation | None) -> Operation:
+    def _work(self, kind: Collective, size: int, x: Tensor, group: Group, overlapped: Operation | None) -> Operation:
         took = collective_ns(kind, size, group, self.node)
-        hidden = 0 if beside is None else self.prices.duration_ns(beside)
-        return Operation(OperationKind.COPY, 0, 2 * size, x.count, dtype=x.dtype, exchange_ns=max(took - hidden, 0))
+        saved_ns = 0 if overlapped is None else self.prices.duration_ns(overlapped)
+        return Operation(OperationKind.COPY, 0, 2 * size, x.count, dtype=x.dtype, exchange_ns=max(took - saved_ns, 0))

@@ -9,8 +9,8 @@ one empty tensor for each shape (``get_dummy_wgrad``), which stays. `gated` is t
 (``core/fusions/fused_bias_swiglu.py``).
 
 Collectives are not overlapped with products in forward (``--disable-tp-comm-overlap-ag`` and others). In backward, the
-input of a column-parallel product is gathered beside the product that computes the gradient of the input, and that
-gradient is scattered beside the one for the weight.
+input of a column-parallel product is gathered while the product for the gradient of the input runs, which is scattered
+while the one for the weight runs.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def norm_product(parts: Parts, x: Tensor, scale: Tensor, weight: Tensor) -> Tens
     def backward(grads: _Grads) -> _Grads:
         grad = only(grads)
         to_input = _data_work(grad, weight)
-        whole = exchanges.gathered(normal, group, beside=to_input)
+        whole = exchanges.gathered(normal, group, overlapped=to_input)
         of_normal = product(session, "mm", grad, weight)
-        of_rows = exchanges.scattered(of_normal, group, beside=_weight_work(whole, grad))
+        of_rows = exchanges.scattered(of_normal, group, overlapped=_weight_work(whole, grad))
         add_product(parts, weight, whole, grad)
         shapes = ((x.shape, x.dtype), (scale.shape, scale.dtype))
         return session.run("_fused_rms_norm_backward", (of_rows, x, spread, scale), shapes)

@@ -13,7 +13,7 @@ _SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "dp
 _PART = re.compile(r"(tp|cp|pp|ep|dp)=?(\d{1,6})")
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
 #: and gated feed-forward parts.
-FAMILIES = ("llama", "mistral", "mixtral", "deepseek_v2", "deepseek_v3")
+FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class _Layer:
 def all_reduced_norms(stage: Stage) -> list[Tensor]:
     """The gradients of normalizations, which each GPU of a group has of its part of the tokens only."""
     gradients = stage.parts.gradients
-    weights = [norm for layer in stage.layers for norm in (layer.attention.norm, layer.inner.norm)]
+    weights = [norm for layer in stage.layers for norm in (*layer.attention.norms, layer.inner.norm)]
     weights += [stage.scale] if stage.last else []
     return [gradients[weight.block] for weight in weights]
 

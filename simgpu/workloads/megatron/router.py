@@ -1,7 +1,8 @@
 """The router of Megatron-LM's mixture of experts: scores, the experts of each token, and a loss that balances them.
 
-Source: ``core/transformer/moe/router.py`` and ``moe_utils.py`` at 23e00ed0 (0.14), without ``--moe-router-fusion``. In
-groups, experts are chosen by a softmax over all (``--moe-router-pre-softmax``), else the softmax follows the choice.
+Source: ``core/transformer/moe/router.py`` and ``moe_utils.py`` at 23e00ed0 (0.14), without ``--moe-router-fusion``. The
+softmax follows the choice where the weights of the chosen experts are to have the sum one. Else, and in groups, it is
+over all experts (``--moe-router-pre-softmax``); in groups, a number multiplies the weights.
 Each expert gets the tokens with its best scores, as many as its capacity, with ``--moe-expert-capacity-factor 1
 --moe-pad-expert-input-to-capacity``; the loss is that of ``--moe-router-load-balancing-type seq_aux_loss``.
 """
@@ -65,14 +66,15 @@ def _logits(session: Session, x: Tensor, weight: Tensor) -> Tensor:
 
 def _chosen(session: Session, logits: Tensor, sizes: Experts) -> tuple[Tensor, Tensor]:
     """The scores and numbers of each token's experts."""
-    if sizes.groups is None:
+    groups = sizes.groups
+    if groups is None and sizes.normalized:
         best, places = largest(session, logits, sizes.chosen)
         return cast(session, softmax(session, best, dtype="float32"), logits.dtype), places
     scores = cast(session, softmax(session, logits, dtype="float32"), logits.dtype)
-    if sizes.groups.count > 1:
-        scores = _within_groups(session, scores, sizes.groups, sizes.chosen)
+    if groups is not None and groups.count > 1:
+        scores = _within_groups(session, scores, groups, sizes.chosen)
     best, places = largest(session, scores, sizes.chosen)
-    return scale(session, best), places
+    return best if groups is None else scale(session, best), places
 
 
 def _within_groups(session: Session, scores: Tensor, groups: Groups, experts: int) -> Tensor:

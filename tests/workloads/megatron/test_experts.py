@@ -146,8 +146,19 @@ def test_mixtral_has_joint_attention_and_a_softmax_of_the_chosen() -> None:
     layer = 64 * (4 + 2 * 2 + 4) * 16 + _ROUTER + 64 + 2 * 3 * 64 * 48
     assert result.parameters == 2 * layer + 2 * 1024 * 64 + 64
     softmax = next(kernel for kernel in result.trace.kernels if kernel.op == "_softmax")
-    blocks = {block.id: block for block in result.trace.blocks}
-    assert blocks[softmax.writes[0]].shape == (_ROWS, 2)
+    assert result.trace.block_by_id[softmax.writes[0]].shape == (_ROWS, 2)
+
+
+def test_qwen3_moe_chooses_by_a_softmax_of_all_unless_weights_are_normalized() -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 12, "vocab_size": 1000}
+    for is_normalized, columns in ((True, 2), (False, 8)):
+        decoder = decoder_of({"model_type": "qwen3_moe", **sizes, "norm_topk_prob": is_normalized})
+        result = _iteration("ep8,dp8", decoder=decoder)
+        layer = 64 * (4 + 2 * 2 + 4) * 16 + 2 * 16 + _ROUTER + 64 + 3 * 64 * 48
+        assert result.parameters == 12 * layer + 2 * 1024 * 64 + 64
+        softmax = next(kernel for kernel in result.trace.kernels if kernel.op == "_softmax")
+        assert result.trace.block_by_id[softmax.writes[0]].shape == (_ROWS, columns)
 
 
 def test_deepseek_v2_is_modelled_in_jobs_alone() -> None:

@@ -51,6 +51,21 @@ def test_a_layer_saves_its_part_of_everything(tensor: int) -> None:
     assert of_layer == (normalized + attention + feed_forward) // tensor + random_state
 
 
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_normalized_heads_are_saved_before_their_normalization(tensor: int) -> None:
+    """Copies of queries and keys, and a number for each head of each row; the weights are all-reduced with others."""
+    qwen3 = decoder_of({**_SMALL, "model_type": "qwen3", "head_dim": 32})
+    layout = Layout(tensor=tensor)
+    plain, normalized = (megatron_iteration(Job(model, layout, _NODE, 1, 128)) for model in (_small(), qwen3))
+    assert normalized.saved_bytes - plain.saved_bytes == 4 * (2 * 32 + 4) * 128 * (8 + 4) // tensor
+    assert normalized.parameters - plain.parameters == 4 * 2 * 32
+    reduced = [kernel for kernel in normalized.trace.kernels if kernel.op == "all_reduce"]
+    group = Group(tensor)
+    weights = 9 * 256 + 4 * 2 * 32
+    expected = [collective_ns(Collective.ALL_REDUCE, 4 * weights, group, _NODE)] if tensor > 1 else []
+    assert [kernel.duration_ns for kernel in reduced] == expected
+
+
 @pytest.mark.parametrize("layout", [Layout(), Layout(tensor=2), Layout(tensor=4, data=2), Layout(tensor=2, pipeline=2)])
 def test_all_gpus_together_have_the_weights_once(layout: Layout) -> None:
     """Each GPU of a group has all normalizations; the embedding's rows are padded to 128 for each GPU."""
@@ -221,7 +236,7 @@ def test_layouts_that_do_not_fit_are_refused(layout: str, message: str) -> None:
         ({"attention_bias": True}, "tp2", "has biases, which"),
         ({"model_type": "mistral", "sliding_window": 64}, "tp2", "has a window of 64 tokens, which"),
         ({"tie_word_embeddings": True}, "pp2", "has one table for embedding and logits in a pipeline, which"),
-        ({"model_type": "qwen3"}, "tp2", "of the family qwen3 as Megatron-LM's GPT model is not modelled"),
+        ({"model_type": "gemma"}, "tp2", "of the family gemma as Megatron-LM's GPT model is not modelled"),
     ],
 )
 def test_models_in_another_form_are_refused(changes: dict[str, object], layout: str, message: str) -> None:
