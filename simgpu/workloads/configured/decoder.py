@@ -71,8 +71,8 @@ class Experts:
     shared: width of one that every token passes; 0 for none.
     normalized: whether the weights of those chosen are divided by their sum.
     step: every how many layers there are experts. dense: numbers of other layers without them.
-    groups: what the router chooses from, by sigmoid scores (DeepSeek-V3), in jobs of Megatron-LM by a softmax; None for a
-        softmax over all experts.
+    groups: what the router chooses from, by sigmoid scores (DeepSeek-V3), in jobs of Megatron-LM by a softmax; None for
+        a softmax over all experts.
     """
 
     count: int
