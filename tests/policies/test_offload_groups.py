@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simgpu.errors import InputError
 from simgpu.policies.common.layer_parts import MODULES
-from simgpu.policies.offload_groups.groups import Group
+from simgpu.policies.offload_groups.groups import SavedGroup
 from simgpu.policies.offload_groups.schedules import megatron, windows
 from simgpu.simulation.run import Result
 from simgpu.trace.chain import chain
@@ -156,10 +156,10 @@ def test_activations_of_experts_leave_when_the_last_product_of_all_experts_has_e
     assert min(copies) == next(end for name, _, end in ran if name == names[0])
 
 
-def groups(names: str, layers: int) -> list[Group]:
+def groups(names: str, layers: int) -> list[SavedGroup]:
     """Groups of one kernel each, in forward from 0 on and in backward from 100 on."""
     every = len(names) * layers
-    return [Group(names[n % len(names)], n, n, 99 + every - n, 99 + every - n, (n,)) for n in range(every)]
+    return [SavedGroup(names[n % len(names)], n, n, 99 + every - n, 99 + every - n, (n,)) for n in range(every)]
 
 
 def test_a_group_is_fetched_one_layer_ahead_when_the_same_module_ends_there():

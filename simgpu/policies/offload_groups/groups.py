@@ -14,7 +14,7 @@ from simgpu.policies.common.layer_parts import Module, regions_of_modules
 from simgpu.trace.model import Phase
 
 
-class Group(NamedTuple):
+class SavedGroup(NamedTuple):
     """Saved tensors of one module in one forward pass.
 
     name: of the module; of modules of several layers that are alike, the same. start, commit: the first and the last
@@ -32,7 +32,7 @@ class Group(NamedTuple):
 
 def groups_of(
     graph: TaskGraph, part: Pass, modules: Mapping[int, Module], tensors: Sequence[Saved]
-) -> dict[Module, Group]:
+) -> dict[Module, SavedGroup]:
     """The groups of a pass, in the order in which forward begins them. modules: of each kernel of forward."""
     regions, section_of = regions_of_modules(graph, modules, range(*part))
     of_key = {module.key: module for module in modules.values()}
@@ -53,7 +53,7 @@ def groups_of(
         used += (k for tag in module.tags for k in backward.get(tag, ()))
         if used:
             numbers = tuple(number[id(tensor)] for tensor in listed)
-            groups[module] = Group(module.name, span[0], span[-1], min(used), max(used), numbers)
+            groups[module] = SavedGroup(module.name, span[0], span[-1], min(used), max(used), numbers)
     return groups
 
 

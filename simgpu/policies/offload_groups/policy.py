@@ -57,7 +57,7 @@ from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, is_activation, saved_note
 from simgpu.policies.common.layer_parts import Module, check_names, check_present, parts_of_layers, whole_layers
 from simgpu.policies.common.section_choice import sections_of
-from simgpu.policies.offload_groups.groups import Group, groups_of
+from simgpu.policies.offload_groups.groups import SavedGroup, groups_of
 from simgpu.policies.offload_groups.schedules import GroupSchedule, megatron, transformer_engine, transformer_engine_v1
 from simgpu.policies.offload_groups.writing import Copied, GroupedOffload
 from simgpu.program.instructions import Program
@@ -165,7 +165,7 @@ class OffloadGroups(Policy):
         return elements >= (self.min_elements or _LEAST[self.schedule]) and is_activation(graph, tensor)
 
     def _schedules(
-        self, graph: TaskGraph, part: Pass, listed: Sequence[Group], large: Sequence[bool]
+        self, graph: TaskGraph, part: Pass, listed: Sequence[SavedGroup], large: Sequence[bool]
     ) -> list[GroupSchedule]:
         """When each group of a pass is offloaded and fetched."""
         if self.schedule == "megatron":
@@ -198,7 +198,9 @@ class OffloadGroups(Policy):
             yield Copied(tuple(numbers), schedule)
 
 
-def _to_the_sums(groups: dict[Module, Group], layers: dict[Module, Group], names: Sequence[str]) -> list[Group]:
+def _to_the_sums(
+    groups: dict[Module, SavedGroup], layers: dict[Module, SavedGroup], names: Sequence[str]
+) -> list[SavedGroup]:
     """The groups with these names, where norms end with the residual sum behind them, and activations of experts with
     the product behind them. layers: whole ones."""
     of_layer = {module.layer: group for module, group in layers.items()}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from simgpu.policies.offload_groups.groups import Group
+from simgpu.policies.offload_groups.groups import SavedGroup
 
 
 class GroupSchedule(NamedTuple):
@@ -23,7 +23,7 @@ class GroupSchedule(NamedTuple):
     their device memory is there from the begin of the pass on, and not only when they are fetched.
     """
 
-    group: Group
+    group: SavedGroup
     copied: int | None
     awaited: int | None
     left: int | None
@@ -33,7 +33,7 @@ class GroupSchedule(NamedTuple):
     buffered: bool = False
 
 
-def transformer_engine(layers: Sequence[Group], count: int, stop: int) -> list[GroupSchedule]:
+def transformer_engine(layers: Sequence[SavedGroup], count: int, stop: int) -> list[GroupSchedule]:
     """`DefaultOffloadSynchronizer`: the first `count` layers; each is gone when the layer `len(layers) - count` behind
     it begins, and its fetch begins when backward of the layer in front of that one does.
 
@@ -59,7 +59,7 @@ def windows(layers: int, count: int) -> list[int]:
 
 
 def transformer_engine_v1(
-    layers: Sequence[Group], count: int, stop: int, *, double_buffering: bool
+    layers: Sequence[SavedGroup], count: int, stop: int, *, double_buffering: bool
 ) -> list[GroupSchedule]:
     """`AsyncDoubleBufferGroupOffloadHandler`: the first `count` layers, spread over windows of all. The next one is
     copied when the one before it is gone, and fetched when the one behind it has arrived.
@@ -82,7 +82,7 @@ def transformer_engine_v1(
 
 
 def megatron(
-    groups: Sequence[Group], with_tensors: Collection[int], fraction: float, max_inflight: int
+    groups: Sequence[SavedGroup], with_tensors: Collection[int], fraction: float, max_inflight: int
 ) -> list[GroupSchedule]:
     """`ChunkOffloadHandler`: all groups but the last of each name, and of the others the first `fraction`.
 
@@ -107,7 +107,7 @@ def megatron(
     ]
 
 
-def _fetches(groups: Sequence[Group], offloaded: Sequence[int]) -> dict[int, int]:
+def _fetches(groups: Sequence[SavedGroup], offloaded: Sequence[int]) -> dict[int, int]:
     """When each is fetched: at the end of each group's backward, the last that is still away; else where it begins."""
     away = list(offloaded)
     fetched: dict[int, int] = {}
