@@ -23,7 +23,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import Update
 from simgpu.hardware.collectives import Collective
-from simgpu.program.collectives import Code, CollectiveWriter, check_leaves_shared
+from simgpu.program.collectives import Code, CollectiveWriter, Position, check_leaves_shared
 from simgpu.program.instructions import Await, Launch, Program, Release, Signal
 from simgpu.program.shards import ExchangeCosts, Shards
 from simgpu.program.weight_groups import WeightGroups
@@ -92,7 +92,7 @@ class _Writer:
         if not shards:
             return writer.written(WithCollectives((), ()), without=(), released=(), ending=[])
         ending: Code = [Signal(writer.event("updated"))]
-        writer.launch(len(writer.code), [Await(writer.event("updated"))])
+        writer.launch(Position(len(writer.code)), [Await(writer.event("updated"))])
         for n, bucket in enumerate(self.buckets):
             self._gather(n, [update.weight for update in bucket])
         ending.append(Await(writer.event("gathered", len(self.buckets) - 1)))
@@ -103,23 +103,25 @@ class _Writer:
     def _exchange(self, n: int, gradients: Sequence[int], shards: bool) -> None:
         """Fill a bucket, and add up those of all GPUs."""
         writer, sizes, ranks = self.writer, self.graph.sizes, self.parts.ranks
-        label, at, phase = f"bucket {n + 1}", self.groups.after(self.ready[n]), Phase.BACKWARD
+        label, at, phase = f"bucket {n + 1}", Position(self.groups.after(self.ready[n]), behind=True), Phase.BACKWARD
         size = sum(sizes[g] for g in gradients)
         size = -(-size // ranks) * ranks if shards else size
         bucket = writer.block(label, size, BlockKind.WEIGHT_GRADIENT, lasts=True)
         copy_ns = sum(self.costs.copy_ns(sizes[g]) for g in gradients)
-        fill = writer.kernel(at + 1, "copy_", f"to {label}", phase, copy_ns, gradients, (bucket,))
+        fill = writer.kernel(at, "copy_", f"to {label}", phase, copy_ns, gradients, (bucket,))
         filled, done = writer.event("filled", n), writer.event("done", n)
-        writer.after[at] += [fill, *([Release(tuple(gradients))] if shards else []), Signal(filled)]
+        writer.after[at.instruction] += [fill, *([Release(tuple(gradients))] if shards else []), Signal(filled)]
         kind = Collective.REDUCE_SCATTER if shards else Collective.ALL_REDUCE
         ns = self.costs.collective_ns(kind, size)
-        exchange = writer.kernel(at + 1, kind, label, phase, ns, (bucket,), (bucket,))
+        exchange = writer.kernel(at, kind, label, phase, ns, (bucket,), (bucket,))
         writer.launch(at, [Await(filled), exchange, Signal(done)])
         self.waits.append(Await(done))
         if shards:
             self.bucket_of.update(dict.fromkeys(gradients, bucket))
         else:
-            read = writer.kernel(self._optimizer, "copy_", f"from {label}", phase, copy_ns, (bucket,), gradients)
+            read = writer.kernel(
+                Position(self._optimizer), "copy_", f"from {label}", phase, copy_ns, (bucket,), gradients
+            )
             self.waits.append(read)
 
     @property
@@ -130,7 +132,7 @@ class _Writer:
 
     def _gather(self, n: int, weights: Sequence[int]) -> None:
         """The new weights of a bucket, of which each GPU has updated a part."""
-        writer, end = self.writer, len(self.writer.code)
+        writer, end = self.writer, Position(len(self.writer.code))
         ns = self.costs.collective_ns(Collective.ALL_GATHER, sum(self.graph.sizes[w] for w in weights))
         kernel = writer.kernel(end, Collective.ALL_GATHER, f"bucket {n + 1}", Phase.OPTIMIZER, ns, weights, weights)
         writer.launch(end, [kernel, Signal(writer.event("gathered", n))])

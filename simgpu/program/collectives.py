@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives, with_collectives
@@ -35,6 +36,13 @@ class Added:
     """Stands for the launch of an added kernel, which has its number only when all are known."""
 
     kernel: int
+
+
+class Position(NamedTuple):
+    """A place in the code of the compute stream: in front of an instruction, or behind it."""
+
+    instruction: int
+    behind: bool = False
 
 
 #: Instructions of the changed program.
@@ -73,8 +81,8 @@ def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[in
 class CollectiveWriter:
     """Collects what is added to a program of one segment, and writes it.
 
-    graph: with the program's transforms. before, after: code around an instruction of the compute stream, by position.
-    Positions of collectives on their stream are those in the compute stream at which the host launches them.
+    graph: with the program's transforms. before, after: code around an instruction of the compute stream. positions: of
+    each added kernel, where the host launches it. launched: code of the stream of collectives.
     """
 
     program: Program
@@ -83,7 +91,8 @@ class CollectiveWriter:
     blocks: list[AddedBlock] = field(default_factory=list)
     before: defaultdict[int, Code] = field(default_factory=lambda: defaultdict(list))
     after: defaultdict[int, Code] = field(default_factory=lambda: defaultdict(list))
-    launched: list[tuple[tuple[int, int], Code]] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+    launched: list[tuple[Position, Code]] = field(default_factory=list)
     _events: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,24 +109,25 @@ class CollectiveWriter:
         return len(self.graph.blocks) + len(self.blocks) - 1
 
     def kernel(
-        self, at: int, op: str, of: str, phase: Phase, ns: int, reads: Sequence[int], writes: Sequence[int]
+        self, at: Position, op: str, of: str, phase: Phase, ns: int, reads: Sequence[int], writes: Sequence[int]
     ) -> Added:
-        """A new kernel, in the graph's order in front of the first one that the code runs from a position on."""
+        """A new kernel, in the graph's order in front of the first one that the code runs from there on."""
         known = {each.id for each in self.kernels}
         name = f"{op} {of}"
         name = name if name not in known else f"{name}, {phase.value}"
         is_collective = op in set(Collective)
-        added = AddedKernel(self._next(at), name, op, phase.value, ns, tuple(reads), tuple(writes), is_collective)
+        following = self.code[at.instruction + at.behind :]
+        before = next(
+            (i.kernel for i in following if isinstance(i, Launch) and not i.recompute), len(self.graph.kernels)
+        )
+        added = AddedKernel(before, name, op, phase.value, ns, tuple(reads), tuple(writes), is_collective)
         self.kernels.append(added)
+        self.positions.append(at)
         return Added(len(self.kernels) - 1)
 
-    def _next(self, at: int) -> int:
-        following = (i.kernel for i in self.code[at:] if isinstance(i, Launch) and not i.recompute)
-        return next(following, len(self.graph.kernels))
-
-    def launch(self, position: int, code: Code, *, behind: bool = True) -> None:
-        """Add code to the stream of collectives. behind: the instruction of compute at this position, or before it."""
-        self.launched.append(((position, int(behind)), code))
+    def launch(self, at: Position, code: Code) -> None:
+        """Add code to the stream of collectives, where the host launches it."""
+        self.launched.append((at, code))
 
     def written(
         self, how: WithCollectives, *, without: Collection[int], released: Collection[int], ending: Code
@@ -127,12 +137,14 @@ class CollectiveWriter:
         without: blocks that the program no longer acquires or releases; released: those that it no longer releases.
         ending: code at the end of the compute stream.
         """
-        how = replace(how, kernels=tuple(self.kernels), blocks=tuple(self.blocks))
+        order = sorted(range(len(self.kernels)), key=self.positions.__getitem__)
+        how = replace(how, kernels=tuple(self.kernels[n] for n in order), blocks=tuple(self.blocks))
         exchanges = with_collectives(self.graph, how)
+        numbers = dict(zip(order, exchanges.added, strict=True))
 
         def resolved(code: Iterable[Instruction | Added]) -> Iterator[Instruction]:
             for each in code:
-                yield Launch(exchanges.added[each.kernel]) if isinstance(each, Added) else each
+                yield Launch(numbers[each.kernel]) if isinstance(each, Added) else each
 
         def own(instruction: Instruction) -> Iterator[Instruction]:
             if isinstance(instruction, Launch):

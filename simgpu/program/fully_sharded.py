@@ -25,7 +25,7 @@ from simgpu.graph.collectives import WithCollectives
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.collectives import Collective
-from simgpu.program.collectives import Code, CollectiveWriter, check_leaves_shared
+from simgpu.program.collectives import Code, CollectiveWriter, Position, check_leaves_shared
 from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Signal
 from simgpu.program.shards import ExchangeCosts, Shards
 from simgpu.program.weight_groups import ROOT, WeightGroups, require_one_pass
@@ -129,32 +129,36 @@ class _Writer:
     def _gather(self, n: int) -> None:
         """The all-gather of a group, and what compute does when it is there."""
         name, first, last, again = self.gathers[n]
-        writer, weights, buffer = self.writer, self.members[name], self.buffers[name]
+        writer, weights, buffer = self.writer, tuple(self.members[name]), self.buffers[name]
         phase, size = Phase.BACKWARD if again else Phase.FORWARD, self.shards.padded(weights)
-        ns = self.costs.collective_ns(Collective.ALL_GATHER, size)
-        reads = [self.shard[w] for w in weights]
-        gather = writer.kernel(first, Collective.ALL_GATHER, _label(name), phase, ns, reads, (buffer,))
-        copy_ns = self.costs.copy_ns(size)
-        copy = writer.kernel(first, "split_with_sizes_copy", _label(name), phase, copy_ns, (buffer,), weights)
+        ns, copy_ns = self.costs.collective_ns(Collective.ALL_GATHER, size), self.costs.copy_ns(size)
         gathered, copied = writer.event("gathered", n), writer.event("copied", n)
-        # In backward its buffer is allocated where the host launches it.
+        launched, begins = self._launched(n)
+        shards = [self.shard[w] for w in weights]
+        gather = writer.kernel(launched, Collective.ALL_GATHER, _label(name), phase, ns, shards, (buffer,))
+        copy = writer.kernel(Position(first), "split_with_sizes_copy", _label(name), phase, copy_ns, (buffer,), weights)
+        allocated: Code = [] if again else [Acquire((buffer,))]
+        writer.launch(launched, [Await(begins), *allocated, gather, Signal(gathered)])
         others = self.gathers[n + 1 :]
+        # In backward a buffer is allocated where the host launches its all-gather.
         ahead: Code = [Acquire((self.buffers[others[0].name],))] if again and others else []
         is_last = not again and (not others or others[0].again)
         done: Code = [] if is_last else [Release((buffer,))]
-        writer.before[first] += [Await(gathered), Acquire(tuple(weights)), copy, *done, *ahead, Signal(copied)]
-        writer.after[last].append(Release(tuple(weights)))
+        writer.before[first] += [Await(gathered), Acquire(weights), copy, *done, *ahead, Signal(copied)]
+        writer.after[last].append(Release(weights))
         if is_last:
             writer.after[self._end_of_model].append(Release((buffer,)))
+
+    def _launched(self, n: int) -> tuple[Position, int]:
+        """Where the host launches an all-gather, and the event that it awaits."""
+        writer, (_, first, _, again) = self.writer, self.gathers[n]
         if not again:
-            earlier = writer.event("copied", n - 2) if n > 1 else writer.event("begun")
-            writer.launch(first, [Await(earlier), Acquire((buffer,)), gather, Signal(gathered)], behind=False)
-        elif self.gathers[n - 1].again:
-            writer.launch(self.gathers[n - 1].first, [Await(writer.event("copied", n - 1)), gather, Signal(gathered)])
-        else:
-            position = min(first, self.groups.before(self._backward))
-            writer.before[position][:0] = [Acquire((buffer,)), Signal(begins := writer.event("backward"))]
-            writer.launch(position, [Await(begins), gather, Signal(gathered)], behind=False)
+            return Position(first), writer.event("copied", n - 2) if n > 1 else writer.event("begun")
+        if self.gathers[n - 1].again:
+            return Position(self.gathers[n - 1].first), writer.event("copied", n - 1)
+        position, begins = min(first, self.groups.before(self._backward)), writer.event("backward")
+        writer.before[position][:0] = [Acquire((self.buffers[self.gathers[n].name],)), Signal(begins)]
+        return Position(position), begins
 
     @property
     def _end_of_model(self) -> int:
@@ -184,7 +188,7 @@ class _Writer:
         filled = writer.block(f"to reduce {_label(name)}", size)
         part = writer.block(f"gradients {_label(name)}", size // self.shards.ranks, BlockKind.WEIGHT_GRADIENT)
         self.shard.update(dict.fromkeys(gradients, part))
-        at, phase = position + 1, Phase.BACKWARD
+        at, phase = Position(position, behind=True), Phase.BACKWARD
         copy = writer.kernel(at, "chunk_cat", _label(name), phase, self.costs.copy_ns(size), gradients, (filled,))
         ns = self.costs.collective_ns(Collective.REDUCE_SCATTER, size)
         reduce = writer.kernel(at, Collective.REDUCE_SCATTER, _label(name), phase, ns, (filled,), (part,))
@@ -196,7 +200,7 @@ class _Writer:
             Release(gradients),
             Signal(ready),
         ]
-        writer.launch(position, [Await(ready), Acquire((part,)), reduce, Signal(done)])
+        writer.launch(at, [Await(ready), Acquire((part,)), reduce, Signal(done)])
         return name, filled
 
     def _wait_for(self, reduced: tuple[str, int] | None) -> Code:
