@@ -243,6 +243,7 @@ class TestWeightsOnHost(TestOptimizerOnHost):
 class TestFsdp(PolicyContract):
     policy = "fsdp"
     gpus = 4
+    copies_ahead = True
     parameter_sets = (
         {"gpus": 4},
         {"gpus": 4, "blocks": 3, "reshard_after_forward": False, "inside": "checkpoint"},
@@ -256,8 +257,12 @@ class TestFsdp(PolicyContract):
         spans = [span for span in result.timeline if span.iteration == ITERATIONS - 1 and span.kind is SpanKind.COMPUTE]
         ran = Counter(span.name for span in spans)
         assert {k.id for k in trace_of(trace_name).kernels} <= ran.keys()
-        exchanges = [name for name in ran if name.startswith(("all_gather", "all_reduce"))]
+        exchanges = [name for name in ran if self.adds(name)]
         assert bool(exchanges) == (parameters["gpus"] > 1) and set(ran.values()) == {1}
+
+    def adds(self, kernel: str) -> bool:
+        """Collectives, and the copies to their buffers and from them."""
+        return kernel.startswith(("all_", "reduce_scatter ", "split_with_sizes_copy ", "chunk_cat ", "copy_ "))
 
 
 class TestDdp(TestFsdp):
