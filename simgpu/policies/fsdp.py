@@ -12,6 +12,10 @@ torch/distributed/fsdp/_fully_shard. Each GPU trains on samples of its own: the 
   all GPUs, while the next group computes. Compute waits for it when that group ends.
 * The optimizer's kernels take time in proportion to the bytes that they access, but for their fixed time.
 
+With `mixed_precision`, `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)` of weights in single
+precision: the trace computes in half precision; shards of weights, optimizer state and gradients, and the buffer of a
+reduce-scatter are twice as large, and all-gathers are not.
+
 All collectives are on one stream in the order of their launches, as those of one NCCL communicator are; their times are
 those of `simgpu.hardware.collectives`, and all GPUs begin them together.
 
@@ -19,9 +23,8 @@ What differs: the host launches ahead without limit, so an all-gather of forward
 its buffer is allocated then, where PyTorch allocates it when the host launches it, and frees it a group later: in
 forward of the groups there may be one buffer more or fewer. The first all-gather of backward begins with backward, and
 not before. The loss is computed outside of the model, as in `loss_fn(model(x), y)`. The copy of a shard into its
-buffer, which overlaps the all-gather in front, takes no time. Weights and gradients are exchanged in the trace's
-formats: FSDP2's mixed precision, which converts single-precision shards, is not modelled. Gradients are clipped without
-the all-reduce of their norm.
+buffer, which overlaps the all-gather in front, takes no time, and its conversion to half precision no memory. Gradients
+are clipped without the all-reduce of their norm.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ class FullyShardedDataParallel(TrainsTogether):
 
     blocks: int | Sequence[str] = parameter(0, "the groups, as for checkpoint; all other layers are the root group")
     reshard_after_forward: bool = parameter(True, "whether weights of groups leave between forward and backward")
+    mixed_precision: bool = parameter(False, "whether shards and sums are in single precision where the trace has half")
     inside: str | Mapping[str, object] = parameter(
         "none", "policy of everything else, as a scenario has it: a name, or {name: {parameter: value}}"
     )
@@ -67,13 +71,20 @@ class FullyShardedDataParallel(TrainsTogether):
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches, and as `sections_of` for groups."""
         group_of = sections_of(graph, self.blocks).of_layer
-        shards = Shards.of(graph, costs.group.ranks)
-        size, whole = (sum(sizes[b] for b in shards.bytes_of) for sizes in (shards.bytes_of, graph.sizes))
+        shards = Shards.of(graph, costs.group.ranks, single=self.mixed_precision)
+        size, whole = sum(shards.kept.values()), sum(graph.sizes[b] for b in shards.kept)
         share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
         note = f"each of {costs.group.ranks} GPUs has {share}, in {len(set(group_of.values()))} groups and the root"
 
         def exchanging(program: Program) -> Program:
-            sharded = fully_sharded(program, graph, group_of, costs, reshard_after_forward=self.reshard_after_forward)
+            sharded = fully_sharded(
+                program,
+                graph,
+                group_of,
+                costs,
+                reshard_after_forward=self.reshard_after_forward,
+                single=self.mixed_precision,
+            )
             return replace(sharded, notes=(*sharded.notes, note, ONE_GPU))
 
         return exchanging

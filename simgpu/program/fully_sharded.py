@@ -39,16 +39,18 @@ def fully_sharded(
     costs: ExchangeCosts,
     *,
     reshard_after_forward: bool,
+    single: bool = False,
 ) -> Program:
     """The program of a GPU that has a shard of everything.
 
     graph: the one the program was written for, without its transforms. group_of: the group of each layer tag; all
     others are the root, whose weights stay from the first kernel to the last one of backward. reshard_after_forward:
-    whether those of groups are dropped between forward and backward. Raises `InputError` as `Shards.of` does, for a
-    program that moves what is sharded, that has addresses or acquires no memory, and for micro-batches.
+    whether those of groups are dropped between forward and backward. single: as in `Shards`. Raises `InputError` as
+    `Shards.of` does, for a program that moves what is sharded, that has addresses or acquires no memory, and for
+    micro-batches.
     """
     last = transformed(graph, program.transforms)
-    shards = Shards.of(last, costs.group.ranks)
+    shards = Shards.of(last, costs.group.ranks, single=single)
     lasting = (*shards.weights, *(b for update in shards.updates for b in update.state))
     check_leaves_shared(program, last, {*lasting, *(update.gradient for update in shards.updates)}, lasting)
     require_one_pass(program, last, "each of which would reduce its gradients")
@@ -87,7 +89,7 @@ class _Writer:
         for weight, gradient, _ in shards.updates:
             self.trained.setdefault(groups.of_weight[weight], {})[weight] = gradient
         self.shard = {
-            w: writer.block(f"{graph.blocks[w].id}:shard", shards.bytes_of[w], BlockKind.WEIGHT, lasts=True)
+            w: writer.block(f"{graph.blocks[w].id}:shard", shards.kept[w], BlockKind.WEIGHT, lasts=True)
             for w in shards.weights
         }
         self.buffers = {
@@ -184,12 +186,14 @@ class _Writer:
     def _reduce(self, position: int, name: str, before: tuple[str, int] | None) -> tuple[str, int]:
         """The reduce-scatter of a group's gradients; returns the group and its buffer. before: of the last one."""
         writer, pairs = self.writer, self.trained[name]
-        gradients, size = tuple(pairs.values()), self.shards.padded(pairs.values())
+        gradients, computed = tuple(pairs.values()), self.shards.padded(pairs.values())
+        size = self.shards.ranks * sum(self.shards.kept[b] for b in gradients)
         filled = writer.block(f"to reduce {_label(name)}", size)
         part = writer.block(f"gradients {_label(name)}", size // self.shards.ranks, BlockKind.WEIGHT_GRADIENT)
         self.shard.update(dict.fromkeys(gradients, part))
         at, phase = Position(position, behind=True), Phase.BACKWARD
-        copy = writer.kernel(at, "chunk_cat", _label(name), phase, self.costs.copy_ns(size), gradients, (filled,))
+        copy_ns = self.costs.copy_ns((computed + size) // 2)  # read in one format, written in the other
+        copy = writer.kernel(at, "chunk_cat", _label(name), phase, copy_ns, gradients, (filled,))
         ns = self.costs.collective_ns(Collective.REDUCE_SCATTER, size)
         reduce = writer.kernel(at, Collective.REDUCE_SCATTER, _label(name), phase, ns, (filled,), (part,))
         ready, done = writer.event("filled", name), writer.event("reduced", name)

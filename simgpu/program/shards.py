@@ -16,9 +16,12 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.memory.transfer import NANO
 from simgpu.program.data_parallel import elementwise_rate
 from simgpu.trace.model import Block, BlockKind
+from simgpu.units import ITEMSIZE
 
 #: Bytes of a number that belongs to no rank alone, such as the count of an optimizer's steps.
 _SCALAR = 8
+#: Bytes of a number in half precision.
+_HALF = 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Shards:
 
     graph: with the program's transforms. updates: of its trained weights; weights: all, with those that are not
     trained. end: the first kernel of the optimizer. rows: whether weights are divided by rows, and not by bytes.
+    single: whether what is kept from one iteration to the next, and gradients once they are added up, are in single
+    precision where the trace has half.
 
     FSDP2 divides a weight along its first dimension, rounded up, and pads the last shards
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py); one of unknown shape is divided by bytes here. Gradient and
@@ -61,9 +66,10 @@ class Shards:
     weights: Sequence[int]
     end: int
     rows: bool
+    single: bool
 
     @classmethod
-    def of(cls, graph: TaskGraph, ranks: int, *, rows: bool = True) -> Shards:
+    def of(cls, graph: TaskGraph, ranks: int, *, rows: bool = True, single: bool = False) -> Shards:
         """Raises `InputError` as `updates_of` does, and for a weight that is trained without a known gradient."""
         updates, end = updates_of(graph)
         if lacking := without_gradient(graph):
@@ -74,11 +80,11 @@ class Shards:
             )
         blocks = enumerate(graph.blocks)
         weights = [b for b, block in blocks if block.kind is BlockKind.WEIGHT and block.persistent]
-        return cls(graph, ranks, updates, weights, end, rows)
+        return cls(graph, ranks, updates, weights, end, rows, single)
 
     @cached_property
     def bytes_of(self) -> Mapping[int, int]:
-        """By weight, gradient, optimizer state, and what only the optimizer uses."""
+        """By weight, gradient, optimizer state, and what only the optimizer uses, in the trace's formats."""
         graph, blocks = self.graph, self.graph.blocks
         sizes = {w: shard_bytes(blocks[w], self.ranks, rows=self.rows) for w in self.weights}
         for weight, gradient, state in self.updates:
@@ -92,10 +98,18 @@ class Shards:
         return sizes
 
     @cached_property
+    def kept(self) -> Mapping[int, int]:
+        """The same in the formats in which they are kept."""
+        return {b: size * self._widening(self.graph.blocks[b]) for b, size in self.bytes_of.items()}
+
+    def _widening(self, block: Block) -> int:
+        return 2 if self.single and block.dtype is not None and ITEMSIZE.get(block.dtype) == _HALF else 1
+
+    @cached_property
     def of_optimizer(self) -> tuple[tuple[int, int], ...]:
         """(block, bytes) of the optimizer's state and temporaries on each GPU."""
         shared = {*self.weights, *(update.gradient for update in self.updates)}
-        return tuple((b, size) for b, size in sorted(self.bytes_of.items()) if b not in shared)
+        return tuple((b, size) for b, size in sorted(self.kept.items()) if b not in shared)
 
     def padded(self, blocks: Iterable[int]) -> int:
         """Bytes of a buffer with the shards of all GPUs."""
@@ -111,7 +125,7 @@ class Shards:
         for k in range(self.end, len(graph.kernels)):
             accessed = (*graph.reads[k], *graph.writes[k])
             before = sum(sizes[b] for b in accessed)
-            left = sum(self.bytes_of.get(b, sizes[b]) for b in accessed)
+            left = sum(self.kept.get(b, sizes[b]) for b in accessed)
             if before:
                 whole = graph.durations[k]
                 times.append((k, max(ceil(Fraction(whole * left, before)), min(whole, fixed_ns))))

@@ -138,6 +138,20 @@ def test_the_optimizer_accesses_shards_of_rows() -> None:
     assert all(before[graph.kernels[k].id] / 3 <= graph.durations[k] <= before[graph.kernels[k].id] for k in optimizer)
 
 
+def test_mixed_precision_keeps_and_adds_up_in_single_precision_and_gathers_in_half() -> None:
+    trace = decoder()
+    half, single = (
+        simulate(trace, load_node("h100-x8"), "fsdp", parameters={"mixed_precision": mixed}).graph
+        for mixed in (False, True)
+    )
+    sizes = {block.id: (half.sizes[b], single.sizes[b]) for b, block in enumerate(half.blocks)}
+    name = "model.layers.1"
+    assert len(set(sizes[f"gathered {name}"])) == 1
+    twice = [f"{name}.mlp.up_proj.weight:shard", f"{name}.mlp.up_proj.weight.exp_avg", f"to reduce {name}"]
+    for block in (*twice, f"gradients {name}"):
+        assert sizes[block][1] == 2 * sizes[block][0] > 0
+
+
 def test_layers_of_a_decoder_are_gathered_again_for_the_checkpoint_inside() -> None:
     result = simulate(decoder(), load_node("h100-x8"), "fsdp", parameters={"inside": "checkpoint"})
     ran = work(result)
