@@ -44,7 +44,9 @@ class DemandingKernelStep:
         """Copies that are under way slow down when it starts."""
         yield stream.turn(InstantPhase.START)
         self.dram.take(self.demand)
-        yield from self.kernel.perform(stream)
+        waits = self.kernel.perform(stream)
+        if waits is not None:
+            yield from waits
         self.dram.take(-self.demand)
 
 

@@ -83,7 +83,9 @@ class CopyStep:
     def _pass(self, stream: Stream) -> Events:
         lane, flows = self.lane, self.lane.flows
         if flows is None:
-            yield stream.env.timer(copy_ns(self.size, lane.cap(self.size, self.raw), lane.latency), stream.rank)
+            delay = copy_ns(self.size, lane.cap(self.size, self.raw), lane.latency)
+            if not stream.env.has_passed(delay, stream.rank):
+                yield stream.env.timer(delay, stream.rank)
             return
         yield stream.env.timeout(lane.latency)
         passed = flows.send(lane.path, self.size, lambda: lane.cap(self.size, self.raw))

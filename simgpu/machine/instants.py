@@ -57,6 +57,8 @@ class InstantOrder(simpy.Environment):
         # Where the clock stands: programs begin as if an earlier round had just started their first work.
         self._place = InstantPhase.START * self._ranks
         self._happened = self._event(self._place, 0)
+        # Whether the event that is being processed makes more than one process go on.
+        self._others_wait = False
         self.step()
 
     @property
@@ -69,15 +71,33 @@ class InstantOrder(simpy.Environment):
 
         If nothing comes before it, it has been processed already, and SimPy lets the process go on at once.
         """
-        place = self._place - self._place % self._round + phase * self._ranks + rank
+        if self.has_turn(phase, rank):
+            return self._happened
+        return self._event(self._in_round(phase, rank), 0)
+
+    def has_turn(self, phase: InstantPhase, rank: int) -> bool:
+        """Whether nothing comes before a stream's turn in this round; then the clock stands there, and it need not
+        wait."""
+        place = self._in_round(phase, rank)
         if self._queue and self._queue[0][:2] <= (self._now, place):
-            return self._event(place, 0)
+            return False
         self._place = place
-        return self._happened
+        return True
 
     def timer(self, delay: int, rank: int) -> simpy.Event:
         """An event after a delay in nanoseconds, when the work of a stream ends."""
-        return self._event(self._first(delay) + InstantPhase.END * self._ranks + rank, delay)
+        return self._event(self._at_end(delay, rank), delay)
+
+    def has_passed(self, delay: int, rank: int) -> bool:
+        """Whether nothing comes before the work of a stream ends; then the clock stands there, and it need not wait.
+
+        Asked by the process whose event is being processed, if no other process waits for the same event.
+        """
+        place, at = self._at_end(delay, rank), self._now + delay
+        if self._others_wait or (self._queue and self._queue[0][:2] <= (at, place)):
+            return False
+        self._now, self._place = at, place
+        return True
 
     def schedule(self, event: simpy.Event, priority: int = NORMAL, delay: float = 0) -> None:
         """Schedule an event of SimPy's own at its place, whatever `priority` SimPy gives it."""
@@ -91,10 +111,17 @@ class InstantOrder(simpy.Environment):
     def step(self) -> None:
         """Process the next event; those that follow at once leave the clock where their cause put it."""
         if self._queue:
-            place = self._queue[0][1]
+            _, place, _, event = self._queue[0]
+            self._others_wait = len(event.callbacks or ()) > 1
             if place % self._round >= self._ranks:
                 self._place = place
         super().step()
+
+    def _in_round(self, phase: InstantPhase, rank: int) -> int:
+        return self._place - self._place % self._round + phase * self._ranks + rank
+
+    def _at_end(self, delay: int, rank: int) -> int:
+        return self._first(delay) + InstantPhase.END * self._ranks + rank
 
     def _first(self, delay: int) -> int:
         """The first place of the round in which a delay ends."""

@@ -73,10 +73,13 @@ class LaunchedStep:
             thread.waiting.append(begins)
             yield begins
         launched_at = thread.begun + (thread.launched(stream, self.number) + 1) * thread.launch_ns
-        if launched_at > env.instant:
-            yield env.timer(launched_at - env.instant, stream.rank)
+        delay = launched_at - env.instant
+        if delay > 0 and not env.has_passed(delay, stream.rank):
+            yield env.timer(delay, stream.rank)
         stream.waited(SpanKind.STALL_LAUNCH, since)
-        yield from self.work.perform(stream)
+        waits = self.work.perform(stream)
+        if waits is not None:
+            yield from waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ class BlockingAwaitStep:
 
     def perform(self, stream: Stream) -> Events:
         """Wait, then let the thread go on."""
-        yield from self.wait.perform(stream)
+        waits = self.wait.perform(stream)
+        if waits is not None:
+            yield from waits
         self.thread.waits(stream, self.number)
 
 

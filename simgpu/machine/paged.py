@@ -292,5 +292,7 @@ class _FaultingKernelStep:
                     yield stream.env.timeout(duration)
                 faults.pages.arrive(batch)
         faults.note()
-        yield from self.kernel.perform(stream)
+        waits = self.kernel.perform(stream)
+        if waits is not None:
+            yield from waits
         faults.kernel_changed(-1, k + 1)

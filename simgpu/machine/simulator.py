@@ -27,8 +27,8 @@ Events = Generator[simpy.Event, Any, None]
 class Step(Protocol):
     """What a stream does for one instruction."""
 
-    def perform(self, stream: Stream) -> Events:
-        """Do it; each event that is yielded is waited for."""
+    def perform(self, stream: Stream) -> Events | None:
+        """Do it, and return None; or return the events that are waited for one after another while it is done."""
         ...
 
 
@@ -80,7 +80,9 @@ class Stream:
                     self.iteration, self.segment, self.repetition = iteration, segment, repetition
                     for position, step in enumerate(part.steps):
                         self.position = position
-                        yield from step.perform(self)
+                        waits = step.perform(self)
+                        if waits is not None:
+                            yield from waits
             if self.memory is not None:
                 self.snapshots.append(self.memory.pool.state())
             if self.thread is not None:
@@ -90,6 +92,10 @@ class Stream:
     def turn(self, phase: InstantPhase) -> simpy.Event:
         """The stream's turn in a phase of this instant."""
         return self.env.turn(phase, self.rank)
+
+    def has_turn(self, phase: InstantPhase) -> bool:
+        """Whether it is the stream's turn in a phase of this instant already, so that it need not wait."""
+        return self.env.has_turn(phase, self.rank)
 
     def worked(self, kind: int, name: int, since: int, size: int = 0, resource: int = -1) -> None:
         """Note that work has ended."""
@@ -112,9 +118,15 @@ class KernelStep:
     name: int
     duration: int
 
-    def perform(self, stream: Stream) -> Events:
+    def perform(self, stream: Stream) -> Events | None:
         # It takes nothing that others could have taken, so it need not wait for its turn to start.
         since = stream.env.instant
+        if not stream.env.has_passed(self.duration, stream.rank):
+            return self._until_its_end(stream, since)
+        stream.worked(self.kind, self.name, since)
+        return None
+
+    def _until_its_end(self, stream: Stream, since: int) -> Events:
         yield stream.env.timer(self.duration, stream.rank)
         stream.worked(self.kind, self.name, since)
 
@@ -127,15 +139,25 @@ class AcquireStep:
     request: BlockRequest
     resource: int
 
-    def perform(self, stream: Stream) -> Events:
+    def perform(self, stream: Stream) -> Events | None:
+        if not stream.has_turn(InstantPhase.ACQUIRE):
+            return self._at_its_turn(stream)
+        return None if self._acquired(stream.env.instant) else self._when_granted(stream)
+
+    def _acquired(self, now: int) -> bool:
+        return not self.memory.waiting and self.memory.acquire(self.request, now)
+
+    def _at_its_turn(self, stream: Stream) -> Events:
         yield stream.turn(InstantPhase.ACQUIRE)
-        memory, since = self.memory, stream.env.instant
-        if memory.waiting or not memory.acquire(self.request, since):
-            granted = stream.env.event()
-            memory.waiting.append(Waiting(stream.rank, self.request, granted))
-            # `Memories` grants it after a release, and says which.
-            cause = yield granted
-            stream.waited(SpanKind.STALL_MEMORY, since, cause, self.resource)
+        if not self._acquired(stream.env.instant):
+            yield from self._when_granted(stream)
+
+    def _when_granted(self, stream: Stream) -> Events:
+        since, granted = stream.env.instant, stream.env.event()
+        self.memory.waiting.append(Waiting(stream.rank, self.request, granted))
+        # `Memories` grants it after a release, and says which.
+        cause = yield granted
+        stream.waited(SpanKind.STALL_MEMORY, since, cause, self.resource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +169,17 @@ class ReleaseStep:
     memories: Memories
     cause: Cause
 
-    def perform(self, stream: Stream) -> Events:
+    def perform(self, stream: Stream) -> Events | None:
+        if not stream.has_turn(InstantPhase.RELEASE):
+            return self._at_its_turn(stream)
+        self._release(stream)
+        return None
+
+    def _at_its_turn(self, stream: Stream) -> Events:
         yield stream.turn(InstantPhase.RELEASE)
+        self._release(stream)
+
+    def _release(self, stream: Stream) -> None:
         self.memory.release(self.request, stream.env.instant)
         if self.memory.waiting:
             self.memories.released(stream.env, self.cause)
@@ -181,7 +212,13 @@ class SignalStep:
 
     event: ProgramEvent
 
-    def perform(self, stream: Stream) -> Events:
+    def perform(self, stream: Stream) -> Events | None:
+        if not stream.has_turn(InstantPhase.SIGNAL):
+            return self._at_its_turn(stream)
+        self.event.happen()
+        return None
+
+    def _at_its_turn(self, stream: Stream) -> Events:
         yield stream.turn(InstantPhase.SIGNAL)
         self.event.happen()
 
@@ -194,23 +231,25 @@ class AwaitStep:
     lag: int
     here: bool
 
-    def perform(self, stream: Stream) -> Events:
+    def perform(self, stream: Stream) -> Events | None:
         event, before = self.event, stream.iteration * self.event.repeat
         # How often the event must have happened since the start of the run.
         target = before + (stream.repetition + 1 if self.here else event.repeat) - self.lag
-        if event.count < target:
-            since, reached = stream.env.instant, stream.env.event()
-            event.waiting.append((target, reached))
-            yield reached
-            stream.waited(SpanKind.STALL_EVENT, since, event.cause)
+        return self._until(target, stream) if event.count < target else None
+
+    def _until(self, target: int, stream: Stream) -> Events:
+        since, reached = stream.env.instant, stream.env.event()
+        self.event.waiting.append((target, reached))
+        yield reached
+        stream.waited(SpanKind.STALL_EVENT, since, self.event.cause)
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyStep:
     """Nothing to do."""
 
-    def perform(self, stream: Stream) -> Events:
-        yield from ()  # which makes it a generator, as a step must be
+    def perform(self, stream: Stream) -> None:
+        pass
 
 
 class Simulator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from random import Random
 
 import simpy
 
@@ -42,3 +43,26 @@ def test_run_until_a_time_ends_before_every_round_of_it() -> None:
     for until in (2, 5, 6):
         env.run(until=until)
         assert times == [at for at in (1, 5) for _ in range(3) if at < until]
+
+
+def test_work_that_need_not_wait_for_its_end_takes_the_same_course() -> None:
+    courses = [_course(seed, waits_always) for waits_always in (True, False) for seed in range(20)]
+    assert courses[:20] == courses[20:]
+
+
+def _course(seed: int, waits_always: bool) -> list[tuple[int, int]]:
+    """When each of two streams ends its works, which one event lets begin."""
+    random, env, order = Random(seed), InstantOrder(streams=3), list[tuple[int, int]]()
+    gate = env.timeout(5)
+
+    def works(rank: int, durations: list[int]) -> Generator[simpy.Event, None, None]:
+        yield gate
+        for duration in durations:
+            if waits_always or not env.has_passed(duration, rank):
+                yield env.timer(duration, rank)
+            order.append((env.instant, rank))
+
+    for rank in (1, 2):
+        env.process(works(rank, random.choices(range(4), k=rank * 4)))
+    env.run()
+    return order
