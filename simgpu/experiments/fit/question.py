@@ -10,6 +10,7 @@ from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
 from simgpu.experiments.fit.candidates import Candidate
+from simgpu.experiments.fit.growth import Growth
 from simgpu.experiments.fit.rows import FitRow, FitRun, Persistent
 from simgpu.experiments.fit.section_search import sections_in, valued_candidate
 from simgpu.experiments.fit.workloads import Workload
@@ -18,8 +19,9 @@ from simgpu.graph.accumulation import divisors
 from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
 from simgpu.planning.search.bisection import largest_by_guess
-from simgpu.simulation.config import RunSettings
-from simgpu.simulation.run import Result, simulate
+from simgpu.policies.registry import make_policy
+from simgpu.simulation.config import RunConfig, RunSettings
+from simgpu.simulation.run import Result, planned_run, simulate
 from simgpu.simulation.tasks import task_graph
 from simgpu.trace.model import Trace, TraceInfo
 
@@ -29,7 +31,7 @@ _UNLIMITED = 2**60
 TOKENS = 128
 #: Largest batch that is tried.
 MOST_SAMPLES = 2**16
-#: The batch and the length that are tried first.
+#: The batch and the length that are tried first where an option's growth is not known.
 _FIRST = {"batch": 8, "length": 2048}
 #: Share of the memory by which a prediction may be too low: the error of most published peaks is smaller
 #: (simgpu/validation/public/README.md).
@@ -39,7 +41,7 @@ CONTEXT = 534 * 2**20
 #: Sizes from a power of two to the next that a search distinguishes.
 _STEPS = 16
 #: A size is at most so many times larger than the largest one that is known.
-_GROWTH = 8
+_GROWTH = 64
 #: Settings of PyTorch's allocator that are tried where the default ones leave too much memory in holes.
 SEGMENTS = "expandable_segments:True"
 #: Traces that are kept.
@@ -105,14 +107,14 @@ class Question:
         """Bytes that a run may reserve."""
         return self.budget - self.margin if self.searched else self.budget
 
-    def row(self, candidate: Candidate, near: int | None = None) -> FitRow:
-        """The answer for a candidate. near: the size of another candidate, near which a search begins."""
+    def row(self, candidate: Candidate) -> FitRow:
+        """The answer for a candidate."""
         try:
-            row = self._largest(candidate, near) if self.searched else self._at(candidate, self.batch or 1)
+            row = self._largest(candidate) if self.searched else self._at(candidate, self.batch or 1)
         except (InputError, MissingExtraError) as error:
             reason = first_reason(error) if isinstance(error, InputError) else str(error)
             return FitRow(candidate.without_value, None, reason)
-        return row if row.run is None else replace(row, run=self._compared(row.run))
+        return row if row.run is None else replace(row, run=self.compared(row.run))
 
     def run(self, candidate: Candidate, batch: int, length: int | None, micro_batches: int = 1) -> FitRun:
         """One step under a candidate. Raises `InputError` for what the model or the policy does not support."""
@@ -163,7 +165,7 @@ class Question:
                 self.traces[key] = self.workload.trace(batch, length, self.node.gpu, build)
         return self.traces[key]
 
-    def _compared(self, run: FitRun) -> FitRun:
+    def compared(self, run: FitRun) -> FitRun:
         """A run with the time that the same samples take as the model is trained by default."""
         size = run.batch, run.length
         if size not in self.plain:
@@ -172,15 +174,43 @@ class Question:
         plain_ns, operators = self.plain[size]
         return replace(run, plain_ns=plain_ns, operators=operators)
 
-    def _largest(self, candidate: Candidate, near: int | None) -> FitRow:
+    def _largest(self, candidate: Candidate) -> FitRow:
         """The largest batch or length that fits."""
-        name, places = self.searched, self._places()
+        places = self._places()
 
-        def run(size: int) -> FitRun:
-            return self.run(candidate, *((size, self.length) if name == "batch" else (self.batch or 1, size)))
+        def guess(known: Mapping[int, FitRun]) -> int:
+            return self._guess(candidate, known, places[0])
 
-        best = self._largest_of(places, run, near or _FIRST[name])
-        return FitRow(candidate, best, capped=best.fits and places[-1] == getattr(best, name))
+        best = self._largest_of(places, lambda size: self.run(candidate, *self._at_size(size)), guess)
+        return FitRow(candidate, best, capped=best.fits and places[-1] == getattr(best, self.searched))
+
+    def _at_size(self, size: int) -> tuple[int, int | None]:
+        """Batch and length where the searched one is this size."""
+        return (size, self.length) if self.searched == "batch" else (self.batch or 1, size)
+
+    def _guess(self, candidate: Candidate, known: Mapping[int, FitRun], smallest: int) -> int:
+        """The size at which the peak is likely to reach what is usable.
+
+        By the growth of memory from the known run whose peak is nearest to it, or from the smallest size, which is
+        only planned.
+        """
+        near = min(known, key=lambda size: abs(known[size].peak - self.usable), default=smallest)
+        most = _GROWTH * max(known, default=near)
+        try:
+            growth = self.growth(candidate, near)
+        except InputError:  # the smallest size may be too small for an option
+            return _where(known, self.usable) if known else _FIRST[self.searched]
+        off = growth.peak(near) - known[near].peak if known else 0
+        largest = growth.largest(self.usable + off)
+        return most if largest is None else min(largest, most)
+
+    def growth(self, candidate: Candidate, size: int) -> Growth:
+        """How the memory of a candidate grows from this size on, by its plan. Raises `InputError` as `run` does."""
+        trace, policy = self._trace(*self._at_size(size), candidate.build), candidate.policy
+        config = RunConfig(budget=_UNLIMITED, pool="caching", iterations=2)
+        with no_collection():
+            planned = planned_run(trace, self.node, make_policy(policy, candidate.parameters), config)
+            return Growth.of(planned.program, planned.graph, size)
 
     def _places(self) -> list[int]:
         """The sizes that are distinguished."""
@@ -189,19 +219,24 @@ class Question:
         assert self.workload.longest is not None, "a length that is searched has a limit"
         return sizes(TOKENS, self.workload.longest)
 
-    def _largest_of(self, places: Sequence[int], run: Callable[[int], FitRun], first: int) -> FitRun:
-        """The run at the largest of these sizes that fits; at the smallest where none does."""
+    def _largest_of(
+        self, places: Sequence[int], run: Callable[[int], FitRun], guess: Callable[[Mapping[int, FitRun]], int]
+    ) -> FitRun:
+        """The run at the largest of these sizes that fits; at the smallest where none does.
+
+        guess: a size to try, given the runs at others.
+        """
         known: dict[int, FitRun] = {}
 
         def fits(place: int) -> bool:
             known[places[place]] = each = run(places[place])
             return each.fits
 
-        def guess(fit: int, over: int) -> int:
-            size = _where(known, self.usable) if known else first
+        def nearest(fit: int, over: int) -> int:
+            size = guess(known)
             return sum(each <= size for each in places) - 1
 
-        place = largest_by_guess(fits, len(places) - 1, guess)
+        place = largest_by_guess(fits, len(places) - 1, nearest)
         return known[places[place or 0]]
 
     def _at(self, candidate: Candidate, batch: int) -> FitRow:
@@ -220,8 +255,11 @@ class Question:
         def parts(count: int, size: int) -> FitRun:
             return self.run(candidate, count * size, self.length, count)
 
+        def guess(known: Mapping[int, FitRun]) -> int:
+            return _where(known, self.usable) if known else places[0]
+
         try:
-            two = self._largest_of(places, lambda size: parts(2, size), places[0])
+            two = self._largest_of(places, lambda size: parts(2, size), guess)
         except InputError as error:
             return FitRow(candidate, whole, f"not in micro-batches: {error.problems[0].what}")
         size, count = two.batch // 2, 2 * batch // two.batch

@@ -17,24 +17,18 @@ from simgpu.experiments.processes import in_jobs
 
 @dataclass(frozen=True)
 class _Trials:
-    """The candidates of a question from a number on. near: the size near which searches begin.
-
-    Pickled to worker processes, each of which lists the candidates again and builds its own traces.
-    """
+    """Pickled to worker processes, each of which lists the candidates again and builds its own traces."""
 
     question: Question
-    first: int
-    near: int | None
 
     def points(self) -> _Open:
         """The question with its candidates."""
-        return _Open(self.question, _candidates(self.question)[self.first :], self.near)
+        return _Open(self.question, _candidates(self.question))
 
 
 class _Open(NamedTuple):
     question: Question
     candidates: Sequence[Candidate]
-    near: int | None
 
 
 def _candidates(question: Question) -> list[Candidate]:
@@ -46,25 +40,15 @@ def _candidates(question: Question) -> list[Candidate]:
 def rows_of(question: Question, jobs: int, progress: Callable[[str], None]) -> tuple[FitRow, ...]:
     """The row of every candidate that trains the same, in their order.
 
-    jobs: worker processes. Where a size is searched, candidates are tried in this process until one fits; the searches
-    of all others begin near its size.
+    jobs: worker processes.
     """
     tried = _candidates(question)
-    rows: list[FitRow] = []
-    near: int | None = None
-    for candidate in tried if question.searched else ():
+    if jobs > 1 and len(tried) > 1:
+        return tuple(_in_processes(_Trials(replace(question, traces={}, plain={})), tried, jobs, progress))
+    rows = []
+    for candidate in tried:
         progress(candidate.stage)
         rows.append(question.row(candidate))
-        if rows[-1].fits:
-            near = rows[-1].size(question.searched)
-            break
-    rest = tried[len(rows) :]
-    if jobs > 1 and len(rest) > 1:
-        trials = _Trials(replace(question, traces={}, plain={}), len(rows), near)
-        return (*rows, *_in_processes(trials, rest, jobs, progress))
-    for candidate in rest:
-        progress(candidate.stage)
-        rows.append(question.row(candidate, near))
     return tuple(rows)
 
 
@@ -85,7 +69,7 @@ def _in_processes(
 
 
 def _row(opened: _Open, number: int) -> tuple[int, FitRow]:
-    return number, opened.question.row(opened.candidates[number], opened.near)
+    return number, opened.question.row(opened.candidates[number])
 
 
 def named(workload: Workload, options: Iterable[Candidate]) -> list[Candidate]:
