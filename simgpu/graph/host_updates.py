@@ -71,7 +71,11 @@ def host_updates(graph: TaskGraph, how: UpdateOnHost) -> HostUpdates:
     >>> [kernel.id for kernel in hosted.graph.kernels], hosted.graph.durations, sorted(hosted.gone)
     (['B', 'update:w'], (10, 500), [2])
     """
-    return _Hosting(graph, how).result()
+    # Planner, check and machine follow the same updates of a graph.
+    last: tuple[UpdateOnHost, HostUpdates] | None = graph.kept.get(("host updates",))
+    if last is None or last[0] != how:
+        last = graph.kept["host updates",] = how, _Hosting(graph, how).result()
+    return last[1]
 
 
 @dataclass
@@ -143,7 +147,7 @@ class _Hosting:
         return self._add(kernel, ceil(Fraction(moved * 10**9, self.how.bandwidth)))
 
     def _add(self, kernel: Kernel, duration: int, origin: int | None = None) -> int:
-        self.new_kernels.append(replace(kernel, start_ns=None))
+        self.new_kernels.append(kernel if kernel.start_ns is None else replace(kernel, start_ns=None))
         self.durations.append(duration)
         self.origins.append(origin)
         return len(self.new_kernels) - 1
@@ -157,6 +161,8 @@ class _Hosting:
                 release=RELEASED_AT_END if block.release in left_out else block.release,
                 host_write=None if block.host_write in left_out else block.host_write,
             )
+            if block.release in left_out or block.host_write in left_out
+            else block
             for block in one.blocks
         )
         new = TaskGraph.of(Trace(one.trace.info, tuple(self.new_kernels), blocks, name=one.trace.name))

@@ -280,5 +280,6 @@ def repeating(graph: TaskGraph, kernels: tuple[int, ...]) -> TaskGraph:
     changed = list(graph.kernels)
     for k in kernels:
         writes = tuple(name for name in changed[k].writes if name not in persistent)
-        changed[k] = replace(changed[k], pure=True, writes=writes)
+        if not changed[k].pure or writes != changed[k].writes:
+            changed[k] = replace(changed[k], pure=True, writes=writes)
     return in_versions(rebuilt(graph, changed, graph.blocks))

@@ -42,6 +42,8 @@ CONTEXT = 534 * 2**20
 _STEPS = 16
 #: A size is at most so many times larger than the largest one that is known.
 _GROWTH = 64
+#: Where a peak is off by more than this part of the memory, growth is taken anew from that run's own plan.
+_CLOSE = 100
 #: Settings of PyTorch's allocator that are tried where the default ones leave too much memory in holes.
 SEGMENTS = "expandable_segments:True"
 #: Traces that are kept.
@@ -177,9 +179,23 @@ class Question:
     def _largest(self, candidate: Candidate) -> FitRow:
         """The largest batch or length that fits."""
         places = self._places()
+        try:
+            growth: Growth | None = self.growth(candidate, places[0])
+        except InputError:  # the smallest size may be too small for an option
+            growth = None
 
         def guess(known: Mapping[int, FitRun]) -> int:
-            return self._guess(candidate, known, places[0])
+            if growth is None:
+                return _where(known, self.usable) if known else _FIRST[self.searched]
+            near, expected, off = places[0], growth, 0
+            if known:
+                near = min(known, key=lambda size: abs(known[size].peak - self.usable))
+                off = expected.peak(near) - known[near].peak
+                if abs(off) > self.usable // _CLOSE:
+                    expected = self.growth(candidate, near)
+                    off = expected.peak(near) - known[near].peak
+            largest, most = expected.largest(self.usable + off), _GROWTH * max(known, default=near)
+            return most if largest is None else min(largest, most)
 
         best = self._largest_of(places, lambda size: self.run(candidate, *self._at_size(size)), guess)
         return FitRow(candidate, best, capped=best.fits and places[-1] == getattr(best, self.searched))
@@ -187,22 +203,6 @@ class Question:
     def _at_size(self, size: int) -> tuple[int, int | None]:
         """Batch and length where the searched one is this size."""
         return (size, self.length) if self.searched == "batch" else (self.batch or 1, size)
-
-    def _guess(self, candidate: Candidate, known: Mapping[int, FitRun], smallest: int) -> int:
-        """The size at which the peak is likely to reach what is usable.
-
-        By the growth of memory from the known run whose peak is nearest to it, or from the smallest size, which is
-        only planned.
-        """
-        near = min(known, key=lambda size: abs(known[size].peak - self.usable), default=smallest)
-        most = _GROWTH * max(known, default=near)
-        try:
-            growth = self.growth(candidate, near)
-        except InputError:  # the smallest size may be too small for an option
-            return _where(known, self.usable) if known else _FIRST[self.searched]
-        off = growth.peak(near) - known[near].peak if known else 0
-        largest = growth.largest(self.usable + off)
-        return most if largest is None else min(largest, most)
 
     def growth(self, candidate: Candidate, size: int) -> Growth:
         """How the memory of a candidate grows from this size on, by its plan. Raises `InputError` as `run` does."""
