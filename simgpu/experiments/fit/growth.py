@@ -23,11 +23,14 @@ class Growth:
     """Device memory after each request of one iteration, in bytes, as if copies took no time and every block grew as
     the size does or not at all. It is a guess, which runs confirm.
 
-    constant: of blocks that do not grow. growing: of the others, for each unit of the size.
+    constant: of blocks that do not grow. growing: of the others, for each unit of the size. is_bound: whether no run
+    needs less memory at the size of the plan, as one stream makes all requests, whose order no time changes, and they
+    are for device memory alone.
     """
 
     constant: NDArray[np.float64]
     growing: NDArray[np.float64]
+    is_bound: bool
 
     @classmethod
     def of(cls, program: Program, graph: TaskGraph, size: int) -> Growth:
@@ -51,7 +54,7 @@ class Growth:
             change, growing_change = (sum([sizes[b] for b in request.blocks]) for sizes in (constant, growing))
             levels.append((before + sign * change, growing_before + sign * growing_change))
         columns = np.array(levels, dtype=np.float64)
-        return cls(columns[:, 0], columns[:, 1] / size)
+        return cls(columns[:, 0], columns[:, 1] / size, _by_one_stream(program))
 
     def peak(self, size: int) -> int:
         """The most bytes at a size."""
@@ -79,6 +82,18 @@ def _growing(graph: TaskGraph) -> list[bool]:
         )
         for block, uses in zip(graph.blocks, graph.uses, strict=True)
     ]
+
+
+def _by_one_stream(program: Program) -> bool:
+    """Whether one stream makes all requests for memory, and they are for device memory."""
+    makers = {
+        (stream, instruction.memory)
+        for segment in program.segments
+        for stream, code in segment.streams.items()
+        for instruction in code
+        if isinstance(instruction, Acquire | Release)
+    }
+    return len(makers) == 1 and all(memory == DEVICE for _, memory in makers)
 
 
 def _requests(program: Program) -> Iterator[Acquire | Release]:

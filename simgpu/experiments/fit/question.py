@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,12 +13,12 @@ from simgpu.experiments.fit.candidates import Candidate
 from simgpu.experiments.fit.growth import Growth
 from simgpu.experiments.fit.rows import FitRow, FitRun, Persistent
 from simgpu.experiments.fit.section_search import sections_in, valued_candidate
+from simgpu.experiments.fit.size_search import SizeSearch
 from simgpu.experiments.fit.workloads import Workload
 from simgpu.garbage import no_collection
 from simgpu.graph.accumulation import divisors
 from simgpu.graph.bounds import first_reason
 from simgpu.hardware.spec import NodeSpec
-from simgpu.planning.search.bisection import largest_by_guess
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings
 from simgpu.simulation.run import Result, planned_run, simulate
@@ -40,10 +40,6 @@ ERROR = 0.03
 CONTEXT = 534 * 2**20
 #: Sizes from a power of two to the next that a search distinguishes.
 _STEPS = 16
-#: A size is at most so many times larger than the largest one that is known.
-_GROWTH = 64
-#: Where a peak is off by more than this part of the memory, growth is taken anew from that run's own plan.
-_CLOSE = 100
 #: Settings of PyTorch's allocator that are tried where the default ones leave too much memory in holes.
 SEGMENTS = "expandable_segments:True"
 #: Traces that are kept.
@@ -179,25 +175,14 @@ class Question:
     def _largest(self, candidate: Candidate) -> FitRow:
         """The largest batch or length that fits."""
         places = self._places()
-        try:
-            growth: Growth | None = self.growth(candidate, places[0])
-        except InputError:  # the smallest size may be too small for an option
-            growth = None
-
-        def guess(known: Mapping[int, FitRun]) -> int:
-            if growth is None:
-                return _where(known, self.usable) if known else _FIRST[self.searched]
-            near, expected, off = places[0], growth, 0
-            if known:
-                near = min(known, key=lambda size: abs(known[size].peak - self.usable))
-                off = expected.peak(near) - known[near].peak
-                if abs(off) > self.usable // _CLOSE:
-                    expected = self.growth(candidate, near)
-                    off = expected.peak(near) - known[near].peak
-            largest, most = expected.largest(self.usable + off), _GROWTH * max(known, default=near)
-            return most if largest is None else min(largest, most)
-
-        best = self._largest_of(places, lambda size: self.run(candidate, *self._at_size(size)), guess)
+        search = SizeSearch(
+            places,
+            self.usable,
+            run=lambda size: self.run(candidate, *self._at_size(size)),
+            first=_FIRST[self.searched],
+            growth=lambda size: self.growth(candidate, size),
+        )
+        best = search.largest()
         return FitRow(candidate, best, capped=best.fits and places[-1] == getattr(best, self.searched))
 
     def _at_size(self, size: int) -> tuple[int, int | None]:
@@ -219,26 +204,6 @@ class Question:
         assert self.workload.longest is not None, "a length that is searched has a limit"
         return sizes(TOKENS, self.workload.longest)
 
-    def _largest_of(
-        self, places: Sequence[int], run: Callable[[int], FitRun], guess: Callable[[Mapping[int, FitRun]], int]
-    ) -> FitRun:
-        """The run at the largest of these sizes that fits; at the smallest where none does.
-
-        guess: a size to try, given the runs at others.
-        """
-        known: dict[int, FitRun] = {}
-
-        def fits(place: int) -> bool:
-            known[places[place]] = each = run(places[place])
-            return each.fits
-
-        def nearest(fit: int, over: int) -> int:
-            size = guess(known)
-            return sum(each <= size for each in places) - 1
-
-        place = largest_by_guess(fits, len(places) - 1, nearest)
-        return known[places[place or 0]]
-
     def _at(self, candidate: Candidate, batch: int) -> FitRow:
         """The whole batch at once or, where it does not fit, in the fewest micro-batches that fit."""
         if candidate.searched:
@@ -255,11 +220,8 @@ class Question:
         def parts(count: int, size: int) -> FitRun:
             return self.run(candidate, count * size, self.length, count)
 
-        def guess(known: Mapping[int, FitRun]) -> int:
-            return _where(known, self.usable) if known else places[0]
-
         try:
-            two = self._largest_of(places, lambda size: parts(2, size), guess)
+            two = SizeSearch(places, self.usable, lambda size: parts(2, size), places[0]).largest()
         except InputError as error:
             return FitRow(candidate, whole, f"not in micro-batches: {error.problems[0].what}")
         size, count = two.batch // 2, 2 * batch // two.batch
@@ -270,17 +232,3 @@ class Question:
         link_bytes = two.link_bytes + later * (three.link_bytes - two.link_bytes)
         run = replace(two, batch=batch, micro_batches=count, step_ns=step_ns, link_bytes=link_bytes, alone_ns=alone_ns)
         return FitRow(candidate, run)
-
-
-def _where(known: Mapping[int, FitRun], budget: int) -> int:
-    """The size at which the peak is likely to reach the budget: on the line through the two nearest peaks.
-
-    With one known run, through what it needs at any size: weights, gradients and optimizer state.
-    """
-    points = sorted((abs(run.peak - budget), size, run.peak) for size, run in known.items())[:2]
-    (_, x, y), *others = points
-    other_x, other_y = others[0][1:] if others else (0, known[x].persistent.total)
-    most = _GROWTH * max(known)
-    if (y - other_y) * (x - other_x) <= 0:
-        return most if y < budget else x // 2
-    return max(min(x + (budget - y) * (x - other_x) // (y - other_y), most), 0)
