@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
-from simgpu.program.instructions import DEVICE, Acquire, Await, Instruction, Program, Release, Signal
+from simgpu.program.instructions import DEVICE, HOST, Acquire, Await, Instruction, Program, Release, Signal
+from simgpu.timeline.streams import StreamId
 from simgpu.trace.model import BlockKind, Phase
 
 #: Blocks of samples, which grow although they are there before the iteration.
@@ -23,24 +23,26 @@ class Growth:
     """Device memory after each request of one iteration, in bytes, as if copies took no time and every block grew as
     the size does or not at all. It is a guess, which runs confirm.
 
-    constant: of blocks that do not grow. growing: of the others, for each unit of the size. is_bound: whether no run
-    needs less memory at the size of the plan, as one stream makes all requests, whose order no time changes, and they
-    are for device memory alone.
+    constant: of blocks that do not grow. growing: of the others, for each unit of the size. least: bytes that every run
+    at the plan's own size needs at once, whatever copies take; 0 where that is not known.
     """
 
     constant: NDArray[np.float64]
     growing: NDArray[np.float64]
-    is_bound: bool
+    least: int
 
     @classmethod
-    def of(cls, program: Program, graph: TaskGraph, size: int) -> Growth:
+    def of(cls, program: Program, graph: TaskGraph, size: int, unlimited: Collection[str] = (HOST,)) -> Growth:
         """The growth of a program on the graph it was planned for, of an iteration of this size.
+
+        unlimited: memories in which no request waits.
 
         >>> from simgpu.policies.common.framework import plain_framework
         >>> from simgpu.trace.chain import chain
         >>> graph = TaskGraph.of(chain([5, 7], [10, 14], [100, 200]))
-        >>> Growth.of(plain_framework(graph), graph, 1).largest(1000)
-        3
+        >>> growth = Growth.of(plain_framework(graph), graph, 1)
+        >>> growth.largest(1000), growth.least
+        (3, 300)
         """
         graph = transformed(graph, program.transforms)
         grows = _growing(graph)
@@ -49,12 +51,24 @@ class Growth:
             for which in (False, True)
         )
         levels = [(sum(constant[b] for b in program.resident), sum(growing[b] for b in program.resident))]
-        for request in _requests(program):
+        walk = _Walk(program)
+        # Blocks that compute has acquired and no stream can have released: compute waits for nothing to get others.
+        certain = set(program.resident)
+        least = now = sum(graph.sizes[b] for b in certain)
+        for stream, request in walk.requests():
             sign, (before, growing_before) = 1 if isinstance(request, Acquire) else -1, levels[-1]
             change, growing_change = (sum([sizes[b] for b in request.blocks]) for sizes in (constant, growing))
             levels.append((before + sign * change, growing_before + sign * growing_change))
+            if isinstance(request, Release):
+                now -= sum([graph.sizes[b] for b in request.blocks if b in certain])
+                certain.difference_update(request.blocks)
+            elif stream.role == "compute":
+                now += change + growing_change
+                certain.update(request.blocks)
+                least = max(least, now)
         columns = np.array(levels, dtype=np.float64)
-        return cls(columns[:, 0], columns[:, 1] / size, _by_one_stream(program))
+        known = walk.is_whole and walk.memories <= {DEVICE, *unlimited} and _is_simple(program)
+        return cls(columns[:, 0], columns[:, 1] / size, least if known else 0)
 
     def peak(self, size: int) -> int:
         """The most bytes at a size."""
@@ -84,39 +98,47 @@ def _growing(graph: TaskGraph) -> list[bool]:
     ]
 
 
-def _by_one_stream(program: Program) -> bool:
-    """Whether one stream makes all requests for memory, and they are for device memory."""
-    makers = {
-        (stream, instruction.memory)
-        for segment in program.segments
-        for stream, code in segment.streams.items()
-        for instruction in code
-        if isinstance(instruction, Acquire | Release)
-    }
-    return len(makers) == 1 and all(memory == DEVICE for _, memory in makers)
+def _is_simple(program: Program) -> bool:
+    """Whether one compute stream runs an iteration at once, with blocks that are acquired."""
+    computing = [stream for stream in program.streams if stream.role == "compute"]
+    return len(computing) == 1 and [each.repeat for each in program.segments] == [1] and program.residency is None
 
 
-def _requests(program: Program) -> Iterator[Acquire | Release]:
-    """The requests for device memory of one iteration, where every stream goes on until it waits for an event, other
-    streams before those that compute."""
-    for segment in program.segments:
-        happened: Counter[int] = Counter()
-        streams = sorted(segment.streams, key=lambda stream: (stream.role == "compute", stream.rank))
-        waiting = {stream: iter(segment.streams[stream]) for stream in streams}
-        at: dict[object, Instruction | None] = {stream: next(code, None) for stream, code in waiting.items()}
-        while True:
-            stream = next((each for each in streams if _goes_on(at[each], happened)), None)
-            if stream is None:
-                break
-            instruction = at[stream]
-            if isinstance(instruction, Acquire | Release) and instruction.memory == DEVICE:
-                yield instruction
-            elif isinstance(instruction, Signal):
-                happened[instruction.event] += 1
-            at[stream] = next(waiting[stream], None)
+@dataclass(slots=True)
+class _Walk:
+    """One iteration in which every stream goes on until it waits for an event, and compute only when no other can: what
+    others do has then been done as early as any timing lets it.
+
+    is_whole: whether it reached the end. memories: in which memory is requested.
+    """
+
+    program: Program
+    is_whole: bool = True
+    memories: set[str] = field(default_factory=set)
+
+    def requests(self) -> Iterator[tuple[StreamId, Acquire | Release]]:
+        """The requests for device memory, in order, each with its stream."""
+        happened: set[int] = set()
+        for segment in self.program.segments:
+            streams = sorted(segment.streams, key=lambda stream: (stream.role == "compute", stream.rank))
+            code = {stream: iter(segment.streams[stream]) for stream in streams}
+            at: dict[StreamId, Instruction | None] = {stream: next(code[stream], None) for stream in streams}
+            while True:
+                stream = next((each for each in streams if _goes_on(at[each], happened)), None)
+                if stream is None:
+                    break
+                instruction = at[stream]
+                if isinstance(instruction, Acquire | Release):
+                    self.memories.add(instruction.memory)
+                    if instruction.memory == DEVICE:
+                        yield stream, instruction
+                elif isinstance(instruction, Signal):
+                    happened.add(instruction.event)
+                at[stream] = next(code[stream], None)
+            self.is_whole &= all(instruction is None for instruction in at.values())
 
 
-def _goes_on(instruction: Instruction | None, happened: Counter[int]) -> bool:
+def _goes_on(instruction: Instruction | None, happened: set[int]) -> bool:
     if isinstance(instruction, Await):
-        return instruction.lag > 0 or happened[instruction.event] > 0
+        return instruction.lag > 0 or instruction.event in happened
     return instruction is not None

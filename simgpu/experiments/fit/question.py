@@ -195,7 +195,8 @@ class Question:
         config = RunConfig(budget=_UNLIMITED, pool="caching", iterations=2)
         with no_collection():
             planned = planned_run(trace, self.node, make_policy(policy, candidate.parameters), config)
-            return Growth.of(planned.program, planned.graph, size)
+            unlimited = [memory.name for memory in self.node.memories if memory.capacity is None]
+            return Growth.of(planned.program, planned.graph, size, unlimited)
 
     def _places(self) -> list[int]:
         """The sizes that are distinguished."""

@@ -12,8 +12,6 @@ from simgpu.planning.search.bisection import largest_by_guess
 
 #: A size is at most so many times larger than the largest one that is known.
 _FURTHEST = 64
-#: Where a peak is off by more than this part of the memory, growth is taken anew from that run's own plan.
-_CLOSE = 100
 
 
 @dataclass(slots=True)
@@ -31,13 +29,13 @@ class SizeSearch:
     growth: Callable[[int], Growth] | None = None
     peaks: dict[int, int] = field(default_factory=dict)
     runs: dict[int, FitRun] = field(default_factory=dict)
-    _expected: Growth | None = None
+    _grown: dict[int, Growth] = field(default_factory=dict)
 
     def largest(self) -> FitRun:
         """The run at the largest size that fits; at the smallest where none does."""
         if self.growth is not None:
             try:
-                self._expected = self.growth(self.places[0])
+                self._growth_at(self.places[0])
             except InputError:  # the smallest size may be too small for an option
                 self.growth = None
         size = self.places[largest_by_guess(self._fits, len(self.places) - 1, self._guess) or 0]
@@ -45,7 +43,7 @@ class SizeSearch:
 
     def _fits(self, place: int) -> bool:
         size = self.places[place]
-        if place and self._is_refused(size):
+        if place and self._is_refused(size):  # of the smallest size, the run is the answer all the same
             return False
         run = self.runs[size] = self.run(size)
         self.peaks[size] = run.peak
@@ -53,14 +51,16 @@ class SizeSearch:
 
     def _is_refused(self, size: int) -> bool:
         """Whether the plan at a size shows that no run of it fits, so that nothing has to be simulated."""
-        expected = self._expected
-        if self.growth is None or expected is None or not expected.is_bound or expected.peak(size) <= self.usable:
+        if self.growth is None or self._growth_at(size).least <= self.usable:
             return False
-        own = self.growth(size)
-        if not own.is_bound or own.peak(size) <= self.usable:
-            return False
-        self.peaks[size] = own.peak(size)
+        self.peaks[size] = self._growth_at(size).least
         return True
+
+    def _growth_at(self, size: int) -> Growth:
+        assert self.growth is not None
+        if size not in self._grown:
+            self._grown[size] = self.growth(size)
+        return self._grown[size]
 
     def _guess(self, fit: int, over: int) -> int:
         """The place of the size at which the peak is likely to reach what is usable."""
@@ -69,15 +69,10 @@ class SizeSearch:
 
     def _by_growth(self) -> int:
         """From the known size whose peak is nearest to what is usable, or from the smallest one, which is planned."""
-        expected, near, off = self._expected, self.places[0], 0
-        assert self.growth is not None and expected is not None
-        if self.peaks:
-            near = min(self.peaks, key=lambda size: abs(self.peaks[size] - self.usable))
-            off = expected.peak(near) - self.peaks[near]
-            if abs(off) > self.usable // _CLOSE:
-                expected = self.growth(near)
-                off = expected.peak(near) - self.peaks[near]
-        largest, furthest = expected.largest(self.usable + off), _FURTHEST * max(self.peaks, default=near)
+        near = min(self.peaks, key=lambda size: abs(self.peaks[size] - self.usable), default=self.places[0])
+        growth = self._growth_at(near)
+        off = growth.peak(near) - self.peaks[near] if self.peaks else 0
+        largest, furthest = growth.largest(self.usable + off), _FURTHEST * max(self.peaks, default=near)
         return furthest if largest is None else min(largest, furthest)
 
     def _by_runs(self) -> int:

@@ -58,3 +58,13 @@ def _bisected(question: Question, candidate: Candidate, places: list[int]) -> Fi
         return runs[place].fits
 
     return runs[largest_by_guess(fits, len(places) - 1, lambda fit, over: (fit + over) // 2) or 0]
+
+
+def test_no_run_needs_less_than_the_plan_shows(model: Path) -> None:
+    question = Question(workload_of(model, {}), NODE, None, 512, 120 * 2**20, 2**20)
+    shares = {}
+    for candidate in candidates(question.workload.options)[1::2]:
+        least, run = question.growth(candidate, 4).least, question.run(candidate, 4, 512)
+        assert least <= run.peak, candidate.label
+        shares[candidate.label] = least / run.peak
+    assert sum(share > 0.95 for share in shares.values()) > len(shares) / 2, shares
