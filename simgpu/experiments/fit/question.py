@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError
@@ -42,8 +41,8 @@ CONTEXT = 534 * 2**20
 _STEPS = 16
 #: Settings of PyTorch's allocator that are tried where the default ones leave too much memory in holes.
 SEGMENTS = "expandable_segments:True"
-#: Traces that are kept.
-_KEPT = 12
+#: Traces that are kept at least, and kernels of all that are kept, if these are more.
+_KEPT, _KEPT_KERNELS = 12, 10**5
 
 
 def sizes(unit: int, most: int) -> list[int]:
@@ -156,12 +155,15 @@ class Question:
 
     def _trace(self, batch: int, length: int | None, build: Mapping[str, Any]) -> Trace:
         key = batch, length, tuple(sorted(build.items()))
-        if key not in self.traces:
-            for old in list(islice(self.traces, max(len(self.traces) - _KEPT, 0))):
-                del self.traces[old]
+        trace = self.traces.pop(key, None)
+        if trace is None:
             with no_collection():
-                self.traces[key] = self.workload.trace(batch, length, self.node.gpu, build)
-        return self.traces[key]
+                trace = self.workload.trace(batch, length, self.node.gpu, build)
+        self.traces[key] = trace  # the last that was used
+        kernels = sum(len(each.kernels) for each in self.traces.values())
+        while len(self.traces) > _KEPT and kernels > _KEPT_KERNELS:
+            kernels -= len(self.traces.pop(next(iter(self.traces))).kernels)
+        return trace
 
     def compared(self, run: FitRun) -> FitRun:
         """A run with the time that the same samples take as the model is trained by default."""
