@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +57,8 @@ class Growth:
         least = now = sum(graph.sizes[b] for b in certain)
         for stream, request in walk.requests():
             sign, (before, growing_before) = 1 if isinstance(request, Acquire) else -1, levels[-1]
-            change, growing_change = (sum([sizes[b] for b in request.blocks]) for sizes in (constant, growing))
+            change = sum([constant[b] for b in request.blocks])
+            growing_change = sum([growing[b] for b in request.blocks])
             levels.append((before + sign * change, growing_before + sign * growing_change))
             if isinstance(request, Release):
                 now -= sum([graph.sizes[b] for b in request.blocks if b in certain])
@@ -121,24 +122,30 @@ class _Walk:
         happened: set[int] = set()
         for segment in self.program.segments:
             streams = sorted(segment.streams, key=lambda stream: (stream.role == "compute", stream.rank))
-            code = {stream: iter(segment.streams[stream]) for stream in streams}
-            at: dict[StreamId, Instruction | None] = {stream: next(code[stream], None) for stream in streams}
-            while True:
-                stream = next((each for each in streams if _goes_on(at[each], happened)), None)
-                if stream is None:
-                    break
-                instruction = at[stream]
-                if isinstance(instruction, Acquire | Release):
-                    self.memories.add(instruction.memory)
-                    if instruction.memory == DEVICE:
-                        yield stream, instruction
-                elif isinstance(instruction, Signal):
-                    happened.add(instruction.event)
-                at[stream] = next(code[stream], None)
-            self.is_whole &= all(instruction is None for instruction in at.values())
+            code = [tuple(segment.streams[stream]) for stream in streams]
+            at, moves = [0] * len(streams), True
+            while moves:
+                moves = False
+                for number, stream in enumerate(streams):
+                    stop = _stop(code[number], at[number], happened)
+                    for instruction in code[number][at[number] : stop]:
+                        if type(instruction) is Acquire or type(instruction) is Release:
+                            self.memories.add(instruction.memory)
+                            if instruction.memory == DEVICE:
+                                yield stream, instruction
+                    if stop > at[number]:
+                        at[number], moves = stop, True
+                        break  # what it has signalled may let others go on
+            self.is_whole &= at == [len(each) for each in code]
 
 
-def _goes_on(instruction: Instruction | None, happened: set[int]) -> bool:
-    if isinstance(instruction, Await):
-        return instruction.lag > 0 or instruction.event in happened
-    return instruction is not None
+def _stop(code: Sequence[Instruction], at: int, happened: set[int]) -> int:
+    """How far a stream goes on: to an event that has not happened, or behind the next that it signals itself."""
+    for place in range(at, len(code)):
+        instruction = code[place]
+        if type(instruction) is Await and not instruction.lag and instruction.event not in happened:
+            return place
+        if type(instruction) is Signal:
+            happened.add(instruction.event)
+            return place + 1
+    return len(code)
