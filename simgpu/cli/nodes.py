@@ -8,18 +8,9 @@ import click
 
 from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, table
+from simgpu.hardware.dma_engine import CdmaSpec
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import (
-    BuddySpec,
-    CdmaSpec,
-    HostSpec,
-    LinkSpec,
-    MemoryLink,
-    MemorySpec,
-    NodeSpec,
-    PowerSpec,
-    SwitchSpec,
-)
+from simgpu.hardware.spec import BuddySpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, PowerSpec, SwitchSpec
 from simgpu.units import (
     format_bandwidth,
     format_bytes,

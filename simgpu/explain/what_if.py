@@ -9,7 +9,8 @@ from typing import Any, Unpack
 from simgpu.analysis.tables import table_html, table_text
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, SimgpuError
 from simgpu.explain.explanation import signed_time
-from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import Policy, no_progress, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.program.instructions import Decode, Encode

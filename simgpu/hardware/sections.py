@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from simgpu.hardware.dma_engine import CdmaSpec
 from simgpu.hardware.spec import (
     BuddyMode,
     BuddySpec,
-    CdmaSpec,
     Duplex,
     Granularity,
     LinkSpec,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import CdmaSpec, GpuSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import GpuSpec
 from simgpu.machine.flows import FlowNetwork
 from simgpu.machine.instants import InstantPhase
 from simgpu.machine.simulator import Events, KernelStep, Stream

@@ -33,7 +33,7 @@ def sending_rate(gpu: GpuSpec, kernel_bandwidth: int, size: int, raw: int, link:
     (cDMA, HPCA 2018, section VI). A plain copy always has its share of DRAM bandwidth, so the engine can read at least
     at that rate. Simultaneous copies in both directions each have all unused DRAM bandwidth.
 
-    >>> from simgpu.hardware.spec import CdmaSpec
+    >>> from simgpu.hardware.dma_engine import CdmaSpec
     >>> engine = CdmaSpec("zvc", 200 * 10**9, buffer=70_000, latency_ns=350, kernel_bandwidth=100 * 10**9)
     >>> maxwell = GpuSpec("Titan X", 12 * 2**30, dram_bandwidth=336 * 10**9, cdma=engine)
     >>> [sending_rate(maxwell, engine.kernel_bandwidth, 100, raw, 16 * 10**9) for raw in (260, 2000)]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from simgpu.compression.buddy.traffic import link_ns
 from simgpu.graph.compressed import NO_DEMAND, CompressedMemory, Demand
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, NodeSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import BuddyMode, Duplex, LinkSpec, NodeSpec
 from simgpu.machine import run as machine
 from simgpu.machine.buddy import SharedBuddyLink, shared_link
 from simgpu.machine.run import run_program

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.machine.dram import dram_demands
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Swap

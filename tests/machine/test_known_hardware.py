@@ -6,7 +6,8 @@ from dataclasses import fields
 
 import pytest
 
-from simgpu.hardware.spec import CdmaSpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, SwitchSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import HostSpec, LinkSpec, MemoryLink, MemorySpec, SwitchSpec
 
 KNOWN: dict[type, set[str]] = {
     LinkSpec: {"kind", "d2h_bandwidth", "h2d_bandwidth", "latency_ns", "duplex"},

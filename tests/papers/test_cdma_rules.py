@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from simgpu.compression.codecs.frame import HEADER_BYTES
 from simgpu.compression.codecs.registry import make_codec
+from simgpu.hardware.dma_engine import CdmaSpec
 from simgpu.hardware.nodes import load_node
-from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.papers.checks.cdma_traces import GPUS, study
 from simgpu.simulation.run import simulate
 from simgpu.timeline.model import SpanKind

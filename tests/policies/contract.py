@@ -31,7 +31,8 @@ import pytest
 
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
-from simgpu.hardware.spec import CdmaSpec, GpuSpec, HostSpec, LinkSpec, NodeSpec, PeerSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import GpuSpec, HostSpec, LinkSpec, NodeSpec, PeerSpec
 from simgpu.policies.base import PlanContext, Policy
 from simgpu.policies.registry import describe, make_policy, policy_class
 from simgpu.program.instructions import HOST, Initialize, Launch, Program

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.transforms import transformed
-from simgpu.hardware.spec import BuddyMode, CdmaSpec, Duplex, LinkSpec, MetadataCacheSpec, NodeSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import BuddyMode, Duplex, LinkSpec, MetadataCacheSpec, NodeSpec
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.timeline.export import write_csv, write_memory_csv
 from simgpu.timeline.model import SpanKind

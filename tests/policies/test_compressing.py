@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from simgpu.compression.codecs.costs import NodeCosts
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.encodings import Encoder, Encoding
+from simgpu.hardware.dma_engine import CdmaSpec
 from simgpu.hardware.nodes import load_node
-from simgpu.hardware.spec import CdmaSpec, HostSpec, NodeSpec
+from simgpu.hardware.spec import HostSpec, NodeSpec
 from simgpu.io.shipped import shipped_names
 from simgpu.policies.cswap import swapping_cost_ns
 from simgpu.policies.registry import make_policy

@@ -8,7 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from simgpu.experiments.study import cell_of
-from simgpu.hardware.spec import CdmaSpec, NodeSpec
+from simgpu.hardware.dma_engine import CdmaSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.papers.checks.cdma_maps import ZeroPattern, with_sizes
 from simgpu.papers.checks.cdma_traces import GPUS, study
 from simgpu.papers.checks.results import bars, lines
