@@ -1,7 +1,9 @@
 """``scaled_dot_product_attention`` as PyTorch runs it on CUDA: flash, memory-efficient, or plain products.
 
-The conditions are those of ``ATen/native/transformers/cuda/sdp_utils.cpp``. cuDNN's attention is not modelled: recent
-versions of PyTorch prefer it on Hopper and later, if cuDNN is newer than 9.15. It stores what flash attention stores.
+The conditions are those of ``ATen/native/transformers/cuda/sdp_utils.cpp``. cuDNN's attention, which PyTorch prefers on
+Hopper and Blackwell, stores what flash attention stores. It has its own times
+(`simgpu.workloads.timemodel.attention.preferred_kernels`), but the name of flash attention. It would also take masks,
+which are memory-efficient attention's here.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def finished(
     flash: the kernels of fused attention, by default those of the options.
     """
     tf32 = Tf32.ALL if options.tf32 else Tf32.CONVOLUTIONS
-    prices = time_model(gpu, tf32=tf32, flash=flash or options.flash)
+    prices = time_model(gpu, tf32=tf32, flash=flash or options.flash(gpu))
     if options.tf32 and not (gpu.tensor_rate is not None and prices.architecture.tf32):
         what = f"{gpu.name} has no matrix units for TF32, which came with Ampere, or their rate is not stated"
         remedy = "give a GPU such as a100-80gb, rtx4090 or h100, or leave it out"

@@ -14,7 +14,7 @@ from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.adapters import Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
-from simgpu.workloads.timemodel.attention import FlashVersion, without_flash
+from simgpu.workloads.timemodel.attention import FlashVersion, preferred_kernels, without_flash
 from simgpu.workloads.timemodel.formats import without_float8
 
 #: Number formats of weights.
@@ -357,10 +357,10 @@ class TrainingOptions:
             if value
         ]
 
-    @property
-    def flash(self) -> FlashVersion:
-        """The version of flash attention; PyTorch has the second."""
-        return FlashVersion.THREE if self.attention == AttentionForm.FLASH3 else FlashVersion.TWO
+    def flash(self, gpu: GpuSpec) -> FlashVersion:
+        """The kernels of fused attention: those of the package flash-attn, or those that PyTorch prefers on the GPU."""
+        of_package = {AttentionForm.FLASH2: FlashVersion.TWO, AttentionForm.FLASH3: FlashVersion.THREE}
+        return of_package.get(AttentionForm(self.attention)) or preferred_kernels(gpu)
 
     def problems_of_fused(self, fused: str | None, gpu: GpuSpec, width: int) -> Iterator[Problem]:
         """What fused attention of heads of this width does not support. fused: its operator; None for none."""
@@ -370,7 +370,7 @@ class TrainingOptions:
         elif fused is None:
             what = f"{gpu.name} has no fused attention for {self.products} and heads of {width} values"
             yield Problem("", "attention", what, "give eager where the model has it, or another number format or GPU")
-        elif problem := without_flash(gpu, self.flash):
+        elif problem := without_flash(gpu, self.flash(gpu)):
             yield Problem("", "attention", problem, "give flash_attention_2, or a GPU such as h100")
 
     def described(self, family: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from simgpu.errors import InputError, Problem
 from simgpu.hardware.collectives import Collective, Group, collective_ns
-from simgpu.hardware.spec import GpuSpec, NodeSpec
+from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.configured.config import Model
 from simgpu.workloads.configured.decoder import Decoder
@@ -24,7 +24,7 @@ from simgpu.workloads.megatron.model import Stage, reduce_norms
 from simgpu.workloads.megatron.optimizer import DistributedOptimizer
 from simgpu.workloads.megatron.router import capacity
 from simgpu.workloads.megatron.schedule import Pass, PassTimes, passes, waits
-from simgpu.workloads.timemodel.attention import FlashVersion, without_flash
+from simgpu.workloads.timemodel.attention import preferred_kernels
 from simgpu.workloads.timemodel.model import time_model
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
 
@@ -143,7 +143,7 @@ def megatron_iteration(job: Job, stage: int = 0) -> ModelledIteration:
     options = TrainingOptions(micro_batches=job.micro_batches)
     session = run.session(_waits(job)[stage])
     of = TraceOf(job.decoder.name, job.batch, _notes(job, stage), f"{job.batch} samples of {job.length} tokens")
-    return finished(session, of, job.node.gpu, options, _attention(job.node.gpu))
+    return finished(session, of, job.node.gpu, options, preferred_kernels(job.node.gpu))
 
 
 def _problems(job: Job, stage: int) -> Iterator[Problem]:
@@ -172,7 +172,7 @@ class _StageRun:
 
     def __init__(self, job: Job, stage: int) -> None:
         self.job, self.stage = job, stage
-        self.prices = time_model(job.node.gpu, flash=_attention(job.node.gpu))
+        self.prices = time_model(job.node.gpu, flash=preferred_kernels(job.node.gpu))
         self.first, self.last = stage == 0, stage == job.layout.pipeline - 1
 
     @property
@@ -270,11 +270,6 @@ class _StageRun:
         count = shape[0] * shape[1]
         work = Operation(OperationKind.COPY, 0, 2 * count, count, dtype="bfloat16", exchange_ns=wait_ns)
         return session.run("recv", (), ((shape, "bfloat16"),), operations=(work,), pure=False)[0]
-
-
-def _attention(gpu: GpuSpec) -> FlashVersion:
-    """TransformerEngine prefers cuDNN's attention on Hopper and Blackwell (``get_attention_backend``)."""
-    return FlashVersion.TWO if without_flash(gpu, FlashVersion.CUDNN) else FlashVersion.CUDNN
 
 
 def _notes(job: Job, stage: int) -> str:

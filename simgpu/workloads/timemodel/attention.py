@@ -56,6 +56,36 @@ def without_flash(gpu: GpuSpec, version: FlashVersion, architecture: Architectur
     return f"{gpu.name} ({gpu.architecture}) has no FlashAttention-3, which is for Hopper"
 
 
+def preferred_kernels(gpu: GpuSpec) -> FlashVersion:
+    """The kernels that PyTorch's fused operator and TransformerEngine take for half precision: cuDNN's, or flash.
+
+    PyTorch 2.13 prefers these on Hopper and Blackwell, if its cuDNN is newer than 9.15
+    (``check_prefer_cudnn_attention`` of ``sdp_utils.cpp``); TransformerEngine 2.11 does, too
+    (``get_attention_backend``).
+
+    >>> from simgpu.hardware.nodes import load_node
+    >>> [preferred_kernels(load_node(name).gpu).value for name in ("a100", "h100", "b200")]
+    ['2', 'cudnn', 'cudnn']
+    """
+    return FlashVersion.TWO if without_flash(gpu, FlashVersion.CUDNN) else FlashVersion.CUDNN
+
+
+def takes_cudnn(shape: AttentionShape, architecture: str | None) -> bool:
+    """Whether PyTorch gives a shape to cuDNN's attention: heads up to 256 wide on Hopper, up to 128 on others.
+
+    On Blackwell also those of DeepSeek-V3 (``check_cudnn_tensor_shapes`` of ``sdp_utils.cpp``). Others remain flash
+    attention's.
+
+    >>> from simgpu.workloads.timemodel.operation import AttentionShape
+    >>> wide = AttentionShape(heads=16, rows=1024, keys=1024, width=256, values=256)
+    >>> takes_cudnn(wide, "hopper"), takes_cudnn(wide, "blackwell")
+    (True, False)
+    """
+    widest = max(shape.width, shape.values)
+    deepseek = architecture == "blackwell" and (shape.width, shape.values) == (192, 128)
+    return widest <= (256 if architecture == "hopper" else 128) or deepseek
+
+
 #: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).
 _ROWS = 128
 

@@ -33,7 +33,13 @@ from typing import TYPE_CHECKING
 from simgpu.errors import InputError, Problem, did_you_mean
 from simgpu.hardware.spec import GpuSpec
 from simgpu.workloads.timemodel.algorithms import AlgorithmWork, image_by_image, works
-from simgpu.workloads.timemodel.attention import FlashVersion, fused_seconds, products_of_attention, without_flash
+from simgpu.workloads.timemodel.attention import (
+    FlashVersion,
+    fused_seconds,
+    products_of_attention,
+    takes_cudnn,
+    without_flash,
+)
 from simgpu.workloads.timemodel.formats import FLOAT8, itemsize_of_products, matrix_units_take
 from simgpu.workloads.timemodel.operation import (
     AttentionShape,
@@ -214,7 +220,8 @@ class TimeModel:
     def _flash(self, shape: AttentionShape) -> tuple[KindShares | None, FlashTable]:
         """The architecture's shares of the kernels, and what holds for them on all architectures."""
         of, table = self.architecture, self.parameters.attention
-        if shape.efficient or self.flash is FlashVersion.TWO:
+        wide = self.flash is FlashVersion.CUDNN and not takes_cudnn(shape, self.gpu.architecture)
+        if shape.efficient or wide or self.flash is FlashVersion.TWO:
             return of.attention, table.flash2
         return (of.flash3, table.flash3) if self.flash is FlashVersion.THREE else (of.cudnn, table.cudnn)
 
