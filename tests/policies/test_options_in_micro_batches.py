@@ -10,6 +10,7 @@ from simgpu.policies.registry import policy_written
 from simgpu.simulation.run import Result
 from simgpu.trace.model import Trace
 from tests.policies.framework_runs import peak, run
+from tests.sets import slow_except
 from tests.workloads.configured.test_decoder_iteration import SMALL, built
 
 #: A policy for each option of `simgpu/policies/FRAMEWORKS.md`.
@@ -41,7 +42,7 @@ def fast(trace: Trace, option: str) -> Result:
     return run(trace, policy.name, bandwidth=10**15, **policy.parameters)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", slow_except(OPTIONS, *OPTIONS[0:8:3], *OPTIONS[7:9], OPTIONS[-1]))
 def test_both_ways_to_have_two_micro_batches_agree(option: str):
     """The recording has two kernels more, and copies of a few bytes that the split of the batch does not know."""
     split = fast(decoder(1), f"accumulate(micro_batches=2, inside={option})")

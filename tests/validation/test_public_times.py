@@ -107,6 +107,7 @@ def test_a_step_takes_at_least_its_kernels_and_at_least_its_launches(
     assert max(kernels, launches) <= free <= waiting <= kernels + launches
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_point_for_every_published_value(tmp_path: Path) -> None:
     drawn = plot_scoreboard(PEAKS, TIMES)
     counts = [sum(len(line.get_xdata()) for line in ax.lines[1:]) for ax in drawn.axes]

@@ -68,8 +68,10 @@ def test_fused_kernels_read_and_write_only_what_others_need() -> None:
     assert backward.dram_bytes == 2 * 5 * _TOKENS * _INNER  # gate, up and a gradient to two gradients
 
 
-@pytest.mark.parametrize("form", ["layers", "model"])
-@pytest.mark.parametrize("options", [{}, {"autocast": "bfloat16"}, {"lora": 4, "lora_targets": ("all-linear",)}])
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("layers", {}), ("model", {"autocast": "bfloat16"}), ("model", {"lora": 4, "lora_targets": ("all-linear",)})],
+)
 def test_compiled_iteration_is_valid_shorter_and_smaller(form: str, options: dict[str, Any]) -> None:
     compiled, eager = built(form, **options), built(None, **options)
     check_trace(compiled.trace)
