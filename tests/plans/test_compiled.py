@@ -341,6 +341,7 @@ def test_what_pytorchs_solvers_print_is_discarded(
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_where_pytorch_does_not_ask_only_its_own_split_is_a_plan() -> None:
     step = step_of("convnet-bf16", 2)
     assert not step.has_choice

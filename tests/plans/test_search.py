@@ -138,6 +138,7 @@ def test_equal_layers_are_tied_into_groups() -> None:
     assert len(mlps) == 6 and stands == [mlps[0]] * 2 + [mlps[2]] * 2 + [mlps[4]] * 2
 
 
+@pytest.mark.slow
 def test_micro_batches_share_their_choices() -> None:
     choices = Choices(Steps(record(MODELS["mobilenet"], batch=8, gpu="v100", micro_batches=2)))
     regions, tied = choices.regions, ties(choices, groups=8)

@@ -21,7 +21,7 @@ from simgpu.compression.codecs.patterns import modelled_bytes
 from simgpu.compression.codecs.registry import make_codec
 from simgpu.compression.codecs.sizes import compressed_bytes
 from simgpu.errors import InputError
-from simgpu.recorder import record
+from simgpu.recorder import models, record
 from simgpu.recorder.contents import array_of, file_names
 from simgpu.trace.check import check_trace
 from simgpu.trace.folder import read_trace
@@ -34,11 +34,13 @@ CODECS = ("zvc", "rle", "zlib")
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Path]:
-    """The network on real digits, trained for two epochs, small enough that six digits give shares of zeros exactly."""
+    """The network on 256 digits, trained for two epochs, small enough that six digits give shares of zeros exactly."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed: simgpu with its extra 'record'")
     maps = tmp_path_factory.mktemp("digits") / "maps"
-    measure = sizes_in(CODECS)
-    return record("digits-cnn", batch=8, repetitions=1, epochs=2, measure=measure, save_maps=maps), maps
+    measure, whole = sizes_in(CODECS), models.digits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "digits", lambda batch: tuple(part[:256] for part in whole(batch)))
+        return record("digits-cnn", batch=8, repetitions=1, epochs=2, measure=measure, save_maps=maps), maps
 
 
 def test_every_activation_is_measured_at_every_epoch_in_every_layout(digits: tuple[Trace, Path]) -> None:

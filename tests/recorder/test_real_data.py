@@ -38,6 +38,7 @@ def test_patches_are_all_there_in_four_ways(patches: tuple[torch.Tensor, torch.T
     assert {int(labels[row.index(True)]) for row in result} == {int(labels[0])}
 
 
+@pytest.mark.slow
 def test_the_order_of_patches_does_not_follow_the_seed(patches: tuple[torch.Tensor, torch.Tensor]) -> None:
     torch.manual_seed(77)
     again = photos(1)

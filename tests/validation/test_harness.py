@@ -382,6 +382,7 @@ with conditions(SimpleNamespace(kind="cpu")) as settings:
 """
 
 
+@pytest.mark.slow
 def test_memory_that_is_freed_stays_with_the_process_on_a_cpu() -> None:
     """How often the system is asked for all of a tensor's memory while it is made and dropped ten times.
 
