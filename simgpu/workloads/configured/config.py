@@ -29,7 +29,15 @@ from simgpu.workloads.configured.diffusion import DiffusionTransformer, diffusio
 from simgpu.workloads.configured.encoder_decoder import ENCODER_DECODERS, EncoderDecoder, encoder_decoder
 from simgpu.workloads.configured.gemma_config import gemma, gemma2, gemma3_text
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, equal_heads, head_width, key_heads
-from simgpu.workloads.configured.mixture import deepseek_v2, deepseek_v3, mixtral, olmoe, qwen2_moe, qwen3_moe
+from simgpu.workloads.configured.mixture import (
+    deepseek_v2,
+    deepseek_v3,
+    llama4_text,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
 from simgpu.workloads.configured.unet_config import UNET, UNet, unet
 
 #: Largest file that is read, bytes. Published ones have a few kB.
@@ -136,8 +144,8 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     """
     keys, named = Keys(values, source), _name(values, name)
     family = values.get("model_type")
-    if family == "gemma3":
-        return _text_part(keys, named or family)
+    if isinstance(family, str) and family in _WITH_IMAGES:
+        return _text_part(keys, _WITH_IMAGES[family], named or family)
     if not isinstance(family, str) or family not in (*_FAMILIES, *_OF_JOBS):
         what = "is missing" if family is None else f"{family!r} is not supported"
         remedy = f"give one of {', '.join(SUPPORTED)}"
@@ -148,19 +156,18 @@ def decoder_of(values: Mapping[str, Any], source: str = "configuration", name: s
     return _decoder(keys, Decoder(family=family, name=named or family, **read(keys)))
 
 
-def _text_part(keys: Keys, name: str) -> Decoder:
-    """The decoder of a Gemma 3 of images and text, as ``Gemma3ForCausalLM`` builds it from ``text_config``."""
+def _text_part(keys: Keys, family: str, name: str) -> Decoder:
+    """The decoder of a model of images and text, as ``Gemma3ForCausalLM`` or ``Llama4ForCausalLM`` builds it from
+    ``text_config``. family: the decoder's."""
     inside = keys.value("text_config")
     if not isinstance(inside, dict):
         what = "is missing" if inside is None else f"{inside!r:.40} is not a JSON object"
-        keys.refuse("text_config", what, "give the keys of the decoder, or model_type gemma3_text")
+        keys.refuse("text_config", what, f"give the keys of the decoder, or model_type {family}")
     keys.refuse_misspelt()
     _check_class(keys)
     part = Keys(inside if isinstance(inside, dict) else {}, keys.source, keys.problems, prefix="text_config.")
-    sizes = gemma3_text(part)
-    return _decoder(
-        part, Decoder(family="gemma3_text", name=name, **sizes, without="the vision tower and its projector")
-    )
+    sizes = _FAMILIES[family](part)
+    return _decoder(part, Decoder(family=family, name=name, **sizes, without="the vision tower and its projector"))
 
 
 def _decoder(keys: Keys, decoder: Decoder) -> Decoder:
@@ -379,10 +386,13 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "qwen3_moe": qwen3_moe,
     "olmoe": olmoe,
     "deepseek_v3": deepseek_v3,
+    "llama4_text": llama4_text,
 }
 #: Decoders that are modelled as part of a job of Megatron-LM only.
 _OF_JOBS = {"deepseek_v2": deepseek_v2}
+#: Models of images and text, whose text part is a decoder of this family.
+_WITH_IMAGES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 #: The values of ``model_type`` of decoders, those of jobs alone, and all supported ones.
 FAMILIES = tuple(_FAMILIES)
 OF_JOBS = tuple(_OF_JOBS)
-SUPPORTED = (*FAMILIES, "gemma3", *ENCODER_DECODERS, *OF_JOBS)
+SUPPORTED = (*FAMILIES, *_WITH_IMAGES, *ENCODER_DECODERS, *OF_JOBS)

@@ -20,6 +20,7 @@ class NormKind(StrEnum):
 
     RMS = "root mean square"
     ADDED_ONE = "root mean square, scaled by one plus a weight"  # Gemma
+    BEHIND = "root mean square, scaled by a weight as the second factor"  # Llama 4
     LAYER = "layer"  # torch.nn.LayerNorm
     CENTRED = "layer, without a bias, operator by operator"  # Cohere
 
@@ -119,6 +120,8 @@ class Decoder:
     windowed_from: the first layer in which the package flash-attn has that window.
     whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's;
         0 where masks are the same in all layers.
+    chunk: tokens of the chunks in which most layers attend (Llama 4); None for all tokens.
+    tempered: whether queries that are not rotated grow with their position (Llama 4).
     experts: what replaces the feed-forward part in a mixture of experts.
     latent: widths of multi-head latent attention, in which the last `rotary_width` of a head's `head_width` values are
         rotated, and all heads share those of the keys; None for other attention.
@@ -160,6 +163,8 @@ class Decoder:
     whole_step: int = 0
     capped_scores: bool = False
     capped_logits: bool = False
+    chunk: int | None = None
+    tempered: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
     without: str = ""
@@ -199,4 +204,4 @@ class Decoder:
 
     def needs_mask(self, length: int) -> bool:
         """Whether transformers adds a mask to fused attention of samples of this many tokens."""
-        return self.whole_step > 0 or (self.window is not None and length >= self.window)
+        return self.chunk is not None or self.whole_step > 0 or (self.window is not None and length >= self.window)

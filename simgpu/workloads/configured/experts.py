@@ -73,7 +73,8 @@ class GatedInner:
     def __call__(self, x: Tensor) -> Tensor:
         session = self.build.session
         with session.layer(self.name):
-            gated = activated(self.build, "act_fn", self.gate(x))
+            name = "activation_fn" if self.build.decoder.family == "llama4_text" else "act_fn"
+            gated = activated(self.build, name, self.gate(x))
             return self.down(mul(session, gated, self.up(x)))
 
 

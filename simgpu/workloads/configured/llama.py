@@ -2,7 +2,8 @@
 Granite, SmolLM3, Starcoder2, StableLM, GLM, GLM-4, Cohere and Phi-3.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`, DeepSeek-V3
-in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`.
+in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`, and Llama 4 in
+`simgpu.workloads.configured.llama4`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseIn
 from simgpu.workloads.configured.grouped_experts import GroupedInner
 from simgpu.workloads.configured.latent import LatentAttention
 from simgpu.workloads.configured.later_mask import later_mask
+from simgpu.workloads.configured.llama4 import DenseMixture, Llama4Attention, complex_angles
 from simgpu.workloads.configured.norms import Norm, norm_of
 from simgpu.workloads.configured.parts import (
     Build,
@@ -81,7 +83,7 @@ class LlamaModel:
             positions = token_positions(self.build, tokens.shape[1])
             mask = (later_mask if self.build.decoder.is_later else causal_mask)(self.build, tokens.shape[0], positions)
             x = dropout(session, x, self.build.decoder.embedding_dropout)
-            places = places_of(self.build, mask, positions)
+            places = self._places(mask, positions)
             if self.build.decoder.family in _SCALED_LATE:
                 x = scale(session, x)
             for layer in self.layers:
@@ -94,6 +96,11 @@ class LlamaModel:
         if group is None:
             return embedding(session, tokens, self.table)
         return embedded_part(session, group, tokens, self.table)
+
+    def _places(self, mask: Tensor | None, positions: Tensor) -> Places:
+        if self.build.decoder.family == "llama4_text":
+            return Places((complex_angles(self.build, positions),), mask, positions)
+        return places_of(self.build, mask, positions)
 
     def _scale(self) -> Tensor:
         """The number on the GPU by which Gemma 3 scales its embedding."""
@@ -179,7 +186,9 @@ def _attention(build: Build, number: int) -> _AnyAttention:
         return EarlierAttention.create(build)
     if build.decoder.family == "phi3":
         return _FusedAttention.create(build)
-    return _Attention.create(build, rotates=number not in build.decoder.unrotated)
+    rotates = number not in build.decoder.unrotated
+    own = Llama4Attention if build.decoder.family == "llama4_text" else _Attention
+    return own.create(build, rotates=rotates)
 
 
 def _inner(build: Build, number: int) -> _AnyInner:
@@ -190,10 +199,14 @@ def _inner(build: Build, number: int) -> _AnyInner:
         return _FusedInner.create(build)
     experts = build.decoder.experts
     if experts is not None and build.decoder.has_experts(number):
+        if build.decoder.family == "llama4_text":
+            return DenseMixture.create(build, experts)
         if experts.groups is not None:
             return GroupedInner.create(build, experts, experts.groups)
         return SparseInner.create(build, experts)
-    return GatedInner.create(build, "mlp", build.decoder.inner)
+    return GatedInner.create(
+        build, "feed_forward" if build.decoder.family == "llama4_text" else "mlp", build.decoder.inner
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,5 +324,5 @@ class _FusedInner:
             return self.down(mul(session, up, activated(self.build, "activation_fn", gate)))
 
 
-_AnyAttention = _Attention | _FusedAttention | EarlierAttention | LatentAttention
-_AnyInner = PlainInner | GatedInner | _FusedInner | SparseInner | GroupedInner
+_AnyAttention = _Attention | _FusedAttention | EarlierAttention | LatentAttention | Llama4Attention
+_AnyInner = PlainInner | GatedInner | _FusedInner | SparseInner | GroupedInner | DenseMixture

@@ -1,4 +1,4 @@
-"""Configurations of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE and DeepSeek-V3."""
+"""Configurations of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V3 and Llama 4."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from simgpu.workloads.configured.decoder import Experts, Groups, HeadNorms, Latent, Rotation
+from simgpu.workloads.configured.decoder import Experts, Groups, HeadNorms, Latent, NormKind, Rotation
 from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, equal_heads, head_width, key_heads
 
 #: Most experts of a layer and of all layers, above those published (256 and 15,616): more would take minutes to build.
@@ -18,14 +18,18 @@ def mixtral(keys: Keys) -> dict[str, Any]:
     defaults = {"layers": 32, "width": 4096, "heads": 32, "inner": 14336, "vocabulary": 32000}
     sizes = common_sizes(keys, defaults, positions=131072)
     head = head_width(keys, sizes)
-    if keys.values.get("router_jitter_noise"):
-        keys.refuse("router_jitter_noise", "noise before the router is not modelled", "give 0.0")
+    _refuse_noise(keys)
     return {
         **sizes,
         **_common(keys, sizes, 8, head),
         "window": keys.window(None),
         "experts": _experts(keys, sizes, "num_local_experts", 8, 2, sizes["inner"], normalized=True),
     }
+
+
+def _refuse_noise(keys: Keys) -> None:
+    if keys.values.get("router_jitter_noise"):
+        keys.refuse("router_jitter_noise", "noise before the router is not modelled", "give 0.0")
 
 
 def qwen2_moe(keys: Keys) -> dict[str, Any]:
@@ -130,6 +134,29 @@ def _with_latent(keys: Keys, sizes: dict[str, Any], heads: int | None) -> dict[s
     }
 
 
+def llama4_text(keys: Keys) -> dict[str, Any]:
+    """Sizes of a Llama 4 decoder. In transformers 4.51, every fourth layer does not rotate, whatever the keys say."""
+    defaults = {"layers": 48, "width": 5120, "heads": 40, "inner": 8192, "vocabulary": 202048}
+    sizes = common_sizes(keys, defaults, positions=131072)
+    _refuse_noise(keys)
+    inner = sizes["inner"]
+    experts = _experts(keys, sizes, "num_local_experts", 16, 1, inner, shared=inner, normalized=True)
+    step = keys.number("interleave_moe_layer_step", 1, MOST["layers"])
+    given = _layers(keys, "moe_layers", sizes["layers"])
+    dense = frozenset() if given is None else frozenset(range(sizes["layers"])) - given
+    return {
+        **sizes,
+        **_common(keys, sizes, 8, head_width(keys, sizes, 128)),
+        "inner": keys.number("intermediate_size_mlp", 16384),
+        "norm_kind": NormKind.BEHIND,
+        "head_norms": HeadNorms.HEAD if keys.flag("use_qk_norm", True) else None,
+        "unrotated": frozenset(range(3, sizes["layers"], 4)),
+        "tempered": bool(keys.value("attn_temperature_tuning", 4)),
+        "chunk": keys.number("attention_chunk_size", 8192, MOST["positions"]),
+        "experts": replace(experts, step=1 if given is not None else step, dense=dense),
+    }
+
+
 def _latent(keys: Keys) -> Latent:
     is_narrow = keys.value("q_lora_rank", 1536) is not None
     queries = keys.number("q_lora_rank", 1536) if is_narrow else None
@@ -200,16 +227,18 @@ def _experts(
     if not choosable:
         return Experts(count, chosen, inner, shared, normalized)
     step = keys.number("decoder_sparse_step", 1, MOST["layers"])
-    return Experts(count, chosen, inner, shared, normalized, step, _dense(keys, layers))
+    return Experts(
+        count, chosen, inner, shared, normalized, step, _layers(keys, "mlp_only_layers", layers) or frozenset()
+    )
 
 
-def _dense(keys: Keys, layers: int) -> frozenset[int]:
-    """``mlp_only_layers``: numbers of layers."""
-    value = keys.values.get("mlp_only_layers")
+def _layers(keys: Keys, key: str, layers: int) -> frozenset[int] | None:
+    """Numbers of layers, such as ``mlp_only_layers``; None where the key is absent."""
+    value = keys.value(key)
     if value is None:
-        return frozenset()
+        return None
     if not isinstance(value, Sequence) or not all(isinstance(each, int) and 0 <= each < layers for each in value):
         what = f"{value!r:.40} is not a list of numbers of layers from 0 to {layers - 1}"
-        keys.refuse("mlp_only_layers", what, REMEDY)
+        keys.refuse(key, what, REMEDY)
         return frozenset()
     return frozenset(value)

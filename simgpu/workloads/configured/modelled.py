@@ -20,6 +20,7 @@ from simgpu.workloads.configured.experts import ROUTING_NOTE
 from simgpu.workloads.configured.gpt2 import Gpt2Model
 from simgpu.workloads.configured.iteration import check_targets, train
 from simgpu.workloads.configured.llama import LlamaModel
+from simgpu.workloads.configured.llama4 import ALL_TOKENS_NOTE
 from simgpu.workloads.configured.losses import LOSSES, LossModel
 from simgpu.workloads.configured.neox import NeoxModel
 from simgpu.workloads.configured.options import (
@@ -238,9 +239,13 @@ def _problems(
         problems.append(Problem("", "length", what, f"give at most {decoder.positions}"))
     tokens = batch * length // max(1, options.micro_batches)
     problems += options.problems_of_float8(decoder, tokens, gpu)
-    if decoder.experts is not None and 0 in decoder.experts.rows(tokens):
-        what = f"{tokens} tokens are too few for the {decoder.experts.count} experts"
+    sparse = None if decoder.family == "llama4_text" else decoder.experts
+    if sparse is not None and 0 in sparse.rows(tokens):
+        what = f"{tokens} tokens are too few for the {sparse.count} experts"
         problems.append(Problem("", "length", what, "give a larger batch or length, or fewer micro-batches"))
+    if decoder.chunk is not None and length > decoder.chunk and options.attention not in OF_PACKAGE:
+        what = f"{length} tokens are more than a chunk of {decoder.chunk}, and attention of several is not modelled"
+        problems.append(Problem("", "length", what, f"give at most {decoder.chunk}"))
     valid = batch * (length - 1) // max(1, options.micro_batches)
     if options.loss in IN_CHUNKS and valid < CHUNKS:
         what = f"{valid} tokens with a next one are too few for {CHUNKS} chunks of the loss"
@@ -258,7 +263,7 @@ def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
         "some of them longer in forward; durations by simgpu's time model. Memory that CUDA operators allocate for "
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
         f"{_EXCHANGES if options.tensor_parallel > 1 else ''}"
-        f"{ROUTING_NOTE if decoder.experts is not None else ''}"
+        f"{_routing(decoder)}"
         f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )
 
@@ -266,3 +271,9 @@ def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
 def _version(decoder: Decoder) -> str:
     """The version of transformers whose modules run, and what they are given."""
     return "4.55, given a mask of padding that has none," if decoder.is_later else "4.51"
+
+
+def _routing(decoder: Decoder) -> str:
+    if decoder.experts is None:
+        return ""
+    return ALL_TOKENS_NOTE if decoder.family == "llama4_text" else ROUTING_NOTE

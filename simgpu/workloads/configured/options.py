@@ -298,7 +298,8 @@ class TrainingOptions:
             what = "normalized queries and keys of StableLM in graphs of torch.compile are not modelled"
             yield Problem("", "compile", what, "leave it out")
         if decoder.experts is not None:
-            what = "experts, whose numbers of tokens end a graph, are not modelled"
+            why = "" if decoder.family == "llama4_text" else ", whose numbers of tokens end a graph,"
+            what = f"experts{why} are not modelled"
             yield Problem("", "compile", what, "leave it out")
         if self.compile == CompileForm.MODEL and self.loss != LossForm.EAGER:
             what = f"the compiled model computes its loss itself, and the {self.loss} loss is outside of it"
@@ -331,7 +332,8 @@ class TrainingOptions:
             what = "torchao converts torch.nn.Linear, which GPT-2's Conv1D layers are not"
             yield Problem("", "float8", what, "leave it out")
         if decoder.experts is not None:
-            what = "float8 of experts, whose numbers of tokens are not multiples of 16, is not modelled"
+            why = "" if decoder.family == "llama4_text" else ", whose numbers of tokens are not multiples of 16,"
+            what = f"float8 of experts{why} is not modelled"
             yield Problem("", "float8", what, "leave it out")
         if self.lora is not None:
             what = "float8 of frozen layers next to LoRA's adapters is not modelled"

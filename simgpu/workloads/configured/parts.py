@@ -181,6 +181,8 @@ class RmsNorm:
             wide = cast(session, x, "float32")
             variance = mean(session, power(session, wide))
             normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
+            if self.build.decoder.norm_kind == NormKind.BEHIND:
+                return mul(session, cast(session, normal, x.dtype), self.weight)
             if self.build.decoder.norm_kind != NormKind.ADDED_ONE:
                 return mul(session, self.weight, cast(session, normal, x.dtype))
             factor = add_number(session, cast(session, self.weight, "float32"))
@@ -287,9 +289,12 @@ def joined_heads(session: Session, x: Tensor) -> Tensor:
 def _products(build: Build, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Attention by a product, a mask that is added, a softmax in float32 and another product."""
     session = build.session
-    scores = scale(session, batched_product(session, query, transpose(session, key, 2, 3)))
+    is_llama4 = build.decoder.family == "llama4_text"
+    op = "div" if is_llama4 else "mul"
+    scores = scale(session, batched_product(session, query, transpose(session, key, 2, 3)), op)
     scores = capped(session, scores) if build.decoder.capped_scores else scores
     scores = add(session, scores, mask)
+    scores = cast(session, scores, "float32") if is_llama4 else scores
     weights = cast(session, softmax(session, scores, dtype="float32"), query.dtype)
     weights = dropout(session, weights, build.decoder.attention_dropout)
     return batched_product(session, weights, value)
@@ -312,12 +317,16 @@ def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     """The mask (batch, 1, tokens, tokens) that is added to scores, filled in every iteration.
 
     None for fused attention that needs none, or has no masks. The mask has one column more than tokens, the length of a
-    cache that does not exist, but for Gemma 2 and 3. Models with a sliding window mask what is outside it too.
+    cache that does not exist, but for Gemma 2 and 3; and one for each token of a chunk in Llama 4. Models with a
+    sliding window mask what is outside it too.
     """
     session, tokens = build.session, positions.shape[1]
     if build.of_package or (build.fused is not None and not build.decoder.needs_mask(tokens)):
         return None
     width = tokens if build.decoder.whole_step else tokens + 1
+    if build.decoder.chunk is not None:
+        width = build.decoder.chunk
+        _look_up_chunk(session, positions)
     (mask,) = session.run("full", (), (((tokens, width), build.dtype),))
     has_window = build.decoder.family in _WINDOWED
     if tokens > 1 and not has_window:
@@ -333,6 +342,15 @@ def causal_mask(build: Build, batch: int, positions: Tensor) -> Tensor | None:
     session.keep((hidden, columns))
     size = tokens * width
     return mask.seen((batch, 1, tokens, tokens), (0 if batch > 1 else size, size, width, 1))
+
+
+def _look_up_chunk(session: Session, positions: Tensor) -> None:
+    """Compares the first token with the size of a chunk; without a cache, nothing depends on it (Llama 4)."""
+    first = positions.seen((), ())
+    elementwise(session, "ge", first, dtype="bool")
+    before = elementwise(session, "lt", first, dtype="bool")
+    beyond = elementwise(session, "gt", elementwise(session, "add", first), dtype="bool")
+    elementwise(session, "bitwise_and", before, beyond)
 
 
 def repeated(session: Session, x: Tensor, times: int) -> Tensor:

@@ -43,6 +43,47 @@ def gathered(session: Session, x: Tensor, places: Tensor) -> Tensor:
     return result
 
 
+def gathered_rows(session: Session, x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """``x.gather(0, places)`` of whole rows, (rows, width); saves both. Backward adds into zeros of full size."""
+    width = x.shape[-1]
+    spread = places.seen((rows, width), (1, 0))
+    (result,) = session.run("gather", (x, spread), (((rows, width), x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
+        session.run_in_place("scatter_add_", zeros, (spread, only(grads)))
+        return (zeros,)
+
+    session.record((result,), (x,), backward, (x, spread))
+    return result
+
+
+def put(session: Session, x: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """``x.scatter_(-1, places, values)`` into values that need no gradient; saves the places."""
+    session.run_in_place("scatter_", x, (places, values))
+    result = Tensor(x.block, x.shape, x.strides)
+
+    def backward(grads: _Grads) -> _Grads:
+        return session.run("gather", (only(grads), places), ((places.shape, values.dtype),))
+
+    session.record((result,), (values,), backward, (places,))
+    return result
+
+
+def put_rows(session: Session, total: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """``total.scatter_add_(0, places, values)`` of whole rows; saves the places."""
+    spread = places.seen(values.shape, (1, 0))
+    session.run_in_place("scatter_add_", total, (spread, values))
+    result = Tensor(total.block, total.shape, total.strides)
+
+    def backward(grads: _Grads) -> _Grads:
+        grad = only(grads)
+        return grad, session.run("gather", (grad, spread), ((values.shape, values.dtype),))[0]
+
+    session.record((result,), (total, values), backward, (spread,))
+    return result
+
+
 def divided_by_sum(session: Session, x: Tensor, *, nonzero: bool = False) -> Tensor:
     """``x /= x.sum(-1, keepdim=True)``: autograd saves a copy of what the division overwrites, and the sums.
 

@@ -39,10 +39,10 @@ class Expected(NamedTuple):
 
 
 def _config(values: dict[str, Any]) -> Any:
-    """The configuration; of Gemma 3 with images, that of the text part, which ``Gemma3ForCausalLM`` takes."""
+    """The configuration; of a model with images, that of the text part, which the language model takes."""
     options = {**values, "use_cache": False}
     config = transformers.AutoConfig.for_model(options.pop("model_type"), **options)
-    if config.model_type == "gemma3":
+    if config.model_type in ("gemma3", "llama4"):
         config = config.get_text_config()
         config.use_cache = False
     return config

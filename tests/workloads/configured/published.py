@@ -38,6 +38,13 @@ def _gemma3(width: int, inner: int, layers: int, whole: int, **others: Any) -> P
     return Published({"model_type": "gemma3", "text_config": text}, whole - 416_866_032 - 1152 * (width + 1))
 
 
+def _llama4(whole: int, **others: Any) -> Published:
+    """Llama 4's text part. whole: parameters of the whole model; its vision tower has 850,960,896 with its adapter, and
+    the projector a matrix of 4,096 x 5,120."""
+    sizes = _sizes("llama4_text", 5120, 8192, 48, 40, 202048, num_key_value_heads=8, rope_scaling=_LLAMA3, **others)
+    return Published(sizes, whole - 850_960_896 - 4096 * 5120)
+
+
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -173,6 +180,10 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B": Published(
         _sizes("qwen3_moe", 2048, 6144, 48, 32, 151936, num_key_value_heads=4, head_dim=128, norm_topk_prob=True),
         30_532_122_624,
+    ),
+    "meta-llama/Llama-4-Scout-17B-16E": _llama4(108_641_793_536),
+    "meta-llama/Llama-4-Maverick-17B-128E": _llama4(
+        401_583_781_376, num_local_experts=128, interleave_moe_layer_step=2, use_qk_norm=False
     ),
     # Without the layer of multi-token prediction; and without the numbers by which 58 layers correct the scores of 256
     # experts, which are not trained.

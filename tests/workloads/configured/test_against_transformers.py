@@ -41,6 +41,17 @@ _DEEPSEEK: dict[str, Any] = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+_LLAMA4: dict[str, Any] = {
+    "model_type": "llama4_text",
+    **_SIZES,
+    "intermediate_size": 128,
+    "intermediate_size_mlp": 512,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 256,
+}
 #: Small decoders of every family, with every option that changes kernels.
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES},
@@ -168,6 +179,16 @@ SMALL: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.1,
         "v_head_dim": 48,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64},
+    },
+    "llama4": _LLAMA4,
+    "llama4-plain": {
+        **_LLAMA4,
+        "num_key_value_heads": 8,
+        "use_qk_norm": False,
+        "attn_temperature_tuning": 0,
+        "num_experts_per_tok": 2,
+        "attention_dropout": 0.1,
+        "moe_layers": [0, 3],
     },
     "gpt2": {"model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 8, "vocab_size": 1000},
 }

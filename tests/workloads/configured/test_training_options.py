@@ -63,6 +63,7 @@ def test_micro_batches_run_and_save_what_pytorch_does(name: str, dtype: str, aut
                 ("phi3", "bfloat16", ("qkv_proj",)),
                 ("phi", "bfloat16", ("q_proj", "fc1", "fc2")),
                 ("gpt_neox", "bfloat16", ("query_key_value",)),
+                ("llama4", "bfloat16", ("q_proj", "v_proj", "router", "down_proj")),
                 ("deepseek_v3", "bfloat16", ("q_a_proj", "kv_b_proj", "o_proj", "gate_proj")),
             )
         ),
