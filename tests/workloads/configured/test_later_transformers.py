@@ -9,7 +9,7 @@ import pytest
 from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built
 from tests.workloads.configured.test_deepseek import SMALL as DEEPSEEK
 
-from tests.workloads.configured.fake_models import autocasting, recorded, transformers  # isort: skip  # needs PyTorch
+from tests.workloads.configured.fake_models import adapted, autocasting, recorded, transformers  # isort: skip  # needs PyTorch
 
 if not transformers.__version__.startswith("4.55."):
     pytest.skip(
@@ -52,5 +52,13 @@ def test_kernels_saved_tensors_and_peaks_equal_those_of_pytorch(
     mine = built(SMALL[name], attention=attention, **options).trace
     changed = {} if "autocast" not in options else {"changed": autocasting(options["autocast"])}
     theirs = recorded(SMALL[name], BATCH, LENGTH, options["dtype"], attention, padding=True, **changed)
+    assert_equal(mine, theirs)
+    assert_saved_alike(mine, theirs)
+
+
+def test_adapters_of_micro_batches_run_and_save_what_pytorch_does() -> None:
+    targets, values = ("q_proj", "v_proj", "down_proj"), SMALL["smollm3"]
+    mine = built(values, lora=8, lora_targets=targets, micro_batches=2).trace
+    theirs = recorded(values, BATCH, LENGTH, changed=adapted(8, targets), padding=True, micro_batches=2)
     assert_equal(mine, theirs)
     assert_saved_alike(mine, theirs)
