@@ -37,6 +37,7 @@ from simgpu.trace.model import BlockKind, Phase
 
 #: Prefix of the names of sections that are not modules; their number follows.
 NUMBERED = "section "
+_KEPT = ("default sections",)
 #: Operators that convert a tensor to another number format.
 _CASTS = ("_to_copy", "aten::_to_copy")
 
@@ -62,6 +63,13 @@ def default_sections(graph: TaskGraph) -> Sections:
     >>> default_sections(TaskGraph.of(tagged))
     Sections(of_layer={'block1.conv': 'block1', 'block1.relu': 'block1'}, how='modules')
     """
+    known: Sections | None = graph.kept.get(_KEPT)
+    if known is None:
+        known = graph.kept[_KEPT] = _default_sections(graph)
+    return Sections({**known.of_layer}, known.how)
+
+
+def _default_sections(graph: TaskGraph) -> Sections:
     modules = _Modules(graph)
     paths = [] if graph.layers.derived else list(modules.sections(modules.start))
     if paths:

@@ -60,7 +60,7 @@ from simgpu.graph.regions import Region, Rerun, regions_of, rerun_of, saved_insi
 from simgpu.graph.saved import Saved, autograd_ends, backward_ends, saved_tensors
 from simgpu.graph.sections import NUMBERED
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.graph.transforms import Repeating
+from simgpu.graph.transforms import Repeating, transformed
 from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
@@ -135,7 +135,7 @@ class Checkpoint(Policy):
             saved = saved_inside(graph, regions, section_of, tensors)
             parts = [RecomputedPart(*each, {}) for each in zip(regions, saved, strict=True) if each[1]]
         repeated = Repeating(tuple(k for part in parts for k in range(part.region.first, part.region.stop)))
-        graph, transforms = repeated.apply(graph), (*transforms, repeated)
+        graph, transforms = transformed(graph, (repeated,)), (*transforms, repeated)
         parts = [part._replace(kept={**part.kept, **kept_results(graph, part.region, rules)}) for part in parts]
         way = context.node.way_to(self.to)
         writing = _Checkpointing(graph, parts, tensors, self.early_stop, self.inputs, way)

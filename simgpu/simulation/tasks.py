@@ -22,20 +22,27 @@ def task_graph(trace: Trace, node: NodeSpec, epoch: int = 0) -> TaskGraph:
     """
     used = _used(trace, node, epoch)
     with _LOCK:
-        for known in _LAST:
+        for place, known in enumerate(_LAST):
             if known[0] is trace and known[1] == used:
+                del _LAST[place]
+                _LAST.appendleft(known)
                 return known[2]
     graph = _task_graph(trace, node, epoch)
     if cannot_change(trace):
         with _LOCK:
             _LAST.appendleft((trace, used, graph))
+            kernels = sum(len(each.kernels) for _, _, each in _LAST)
+            while len(_LAST) > _LEAST and (len(_LAST) > _MOST or kernels > _MOST_KERNELS):
+                kernels -= len(_LAST.pop()[2].kernels)
     return graph
 
 
 #: The last results, with what was used of node and epoch: comparisons of policies, searches of batch sizes, and other
-#: links request the same graphs again; `simgpu.fit` those of a batch and of two and three micro-batches. A graph keeps
-#: those of other batches itself.
-_LAST: deque[tuple[Trace, tuple[object, ...], TaskGraph]] = deque(maxlen=3)
+#: links request the same graphs again; `simgpu.fit` those of a batch and of two and three micro-batches, and of sizes
+#: at which it tries several options. A graph keeps those of other batches itself.
+_LAST: deque[tuple[Trace, tuple[object, ...], TaskGraph]] = deque()
+#: So many are kept in any case; more, up to the second number, while they have no more kernels than the third in all.
+_LEAST, _MOST, _MOST_KERNELS = 3, 12, 50_000
 #: Threads may simulate side by side.
 _LOCK = Lock()
 
