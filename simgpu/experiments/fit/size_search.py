@@ -11,7 +11,7 @@ from simgpu.experiments.fit.rows import FitRun
 from simgpu.planning.search.bisection import largest_by_guess
 
 #: A size is at most so many times larger than the largest one that is known.
-_FURTHEST = 64
+_FURTHEST = 512
 
 
 @dataclass(slots=True)
