@@ -19,7 +19,8 @@ class SizeSearch:
     """A search, in which the largest size that fits and the next one are both tried.
 
     places: the sizes, ascending. usable: bytes that a run may reserve. run: of the candidate at a size. growth: by its
-    plan at a size. first: the size that is tried first where growth is not known.
+    plan at a size. first: the size that is tried first where growth is not known. runs: by size. peaks: by size, of
+    runs, or what a plan shows that every run needs, in bytes.
     """
 
     places: Sequence[int]

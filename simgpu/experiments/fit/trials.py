@@ -38,10 +38,7 @@ def _candidates(question: Question) -> list[Candidate]:
 
 
 def rows_of(question: Question, jobs: int, progress: Callable[[str], None]) -> tuple[FitRow, ...]:
-    """The row of every candidate that trains the same, in their order.
-
-    jobs: worker processes.
-    """
+    """The row of every candidate that trains the same, in their order. jobs: worker processes."""
     tried = _candidates(question)
     if jobs > 1 and len(tried) > 1:
         return tuple(_in_processes(_Trials(replace(question, traces={}, plain={})), tried, jobs, progress))
