@@ -87,6 +87,12 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
             "is not included, neither the time of an all-reduce nor its buffers, which take as much memory as the "
             "gradients in DistributedDataParallel(gradient_as_bucket_view=False), its default"
         )
+    if any(row.candidate.shares > 1 and row.run is not None for row in fit.rows):
+        yield (
+            f"FSDP2: each of {fit.question.gpus} GPUs has a part of weights, gradients and optimizer state. Its time "
+            "includes what they exchange, that of other options does not, so it is the answer only where none of those "
+            "fits as much"
+        )
     builds = [row.candidate.short.removeprefix("+ ") for row in fit.rows[1:] if is_build(row.candidate)]
     if builds:
         yield f"options below {builds[-1]} include {'it' if len(builds) == 1 else ' and '.join(builds)}"
@@ -189,7 +195,7 @@ def _safety(fit: FitOutcome, best: FitRow) -> str:
     if fit.margin(best) >= fit.question.margin:
         return ", more than the error of most predictions"
     safer = [row for row in fit.fitting if fit.margin(row) >= fit.question.margin and row.run is not None]
-    fastest = max(safer, key=lambda row: row.run.speed if row.run else 0, default=None)
+    fastest = max(safer, key=fit.rank, default=None)
     if fastest is None or fastest.run is None:
         return ", which is tight: a prediction may be off by so much"
     costs = f"{_options(fastest)}, which costs {_cost(fastest.run)}"

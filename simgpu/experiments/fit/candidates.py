@@ -175,6 +175,17 @@ POLICIES = (
     ),
 )
 
+#: What the GPUs of a node share, tried where several train and the node states what they exchange data over.
+SHARED = (
+    PolicyOption("FSDP2", "torch.distributed.fsdp.fully_shard(block) for each block, and of the model", "fsdp"),
+    PolicyOption(
+        "checkpoint + FSDP2",
+        "Transformers gradient_checkpointing=True; fully_shard(block) for each block, and of the model",
+        "fsdp",
+        {"inside": "checkpoint"},
+    ),
+)
+
 #: What trains something else, tried where nothing above fits.
 CHANGES = (
     BuildOption(
@@ -259,6 +270,20 @@ class Candidate:
         """Whether the host updates the weights."""
         return self.policy == "optimizer_on_host"
 
+    @property
+    def shares(self) -> int:
+        """Among how many GPUs weights, gradients and optimizer state are divided."""
+        gpus = self.parameters.get("gpus", 1)
+        return gpus if isinstance(gpus, int) else 1
+
+    @property
+    def standing(self) -> int:
+        """What decides between candidates before their speed: the time of some is not as complete as that of others.
+
+        Calls of the host's updates take no time here, and only what shares weights exchanges anything.
+        """
+        return 0 if self.on_host else 1 if self.shares > 1 else 2
+
 
 def _with_n(text: str) -> str:
     return text.replace("{nth}", "n-th").replace("{n}", "n")
@@ -267,15 +292,17 @@ def _with_n(text: str) -> str:
 AS_IT_IS = "as it is"
 
 
-def candidates(base: Mapping[str, object]) -> tuple[Candidate, ...]:
+def candidates(base: Mapping[str, object], gpus: int = 1) -> tuple[Candidate, ...]:
     """The candidates for a workload of these options: as it is, then each build option added, then each policy.
+
+    gpus: among how many weights can be divided.
 
     >>> [each.label for each in candidates({})][:2]
     ['as it is', 'selective checkpoint']
     >>> [each.label for each in candidates({"optimizer": "adamw"})][1:4:2]
     ['fused AdamW', 'fused AdamW + checkpoint every 2nd']
     """
-    return (Candidate(AS_IT_IS, AS_IT_IS, build=base), *_of_the_same(base))
+    return (Candidate(AS_IT_IS, AS_IT_IS, build=base), *_of_the_same(base, gpus))
 
 
 def changed(base: Mapping[str, object], like: Candidate) -> tuple[Candidate, ...]:
@@ -329,7 +356,7 @@ def is_build(candidate: Candidate) -> bool:
     return candidate.policy == "none" and not others and not candidate.changes
 
 
-def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
+def _of_the_same(base: Mapping[str, object], gpus: int = 1) -> Iterator[Candidate]:
     """The candidates that train the same, with at least one option."""
     loops: list[tuple[Candidate, tuple[BuildOption, ...]]] = [(Candidate("", "", build=base), ())]
     for option in (option for option in BUILDS if option.applies(base)):
@@ -339,7 +366,8 @@ def _of_the_same(base: Mapping[str, object]) -> Iterator[Candidate]:
             yield replace(each, short=f"{others} + {option.label}".lstrip())
         loops = [*loops, *added] if option.mark else added
     is_one_graph = base.get("compile") == CompileForm.MODEL
-    for policy in POLICIES:
+    together = (each._replace(parameters={"gpus": gpus, **each.parameters}) for each in SHARED if gpus > 1)
+    for policy in (*POLICIES, *together):
         if is_one_graph and policy.needs_modules:
             continue
         for each in (each for each, marked in loops if all(option.goes_with(policy) for option in marked)):

@@ -113,7 +113,7 @@ def fit(
     progress(f"building {workload.name}")
     info = question.info()
     result = Fit(question, _rows(question, jobs, progress), info, context)
-    smallest = result.smallest
+    smallest = result.smallest_alone
     if result.best is not None or smallest is None or smallest.run is None:
         return result
     others = []

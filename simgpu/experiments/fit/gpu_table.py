@@ -125,6 +125,8 @@ class GpuTable:
             notes.append("tight: leaves less than 3% of the budget, or less than a CUDA context that is not known")
         if any(each.best.candidate.on_host for each in self.fitting if each.best):
             notes.append("host optimizer, host gradients: the calls of the host's updates take no time here")
+        if any(each.best.candidate.shares > 1 for each in self.fitting if each.best):
+            notes.append("FSDP2: weights, gradients and optimizer state are divided among the node's GPUs")
         notes += [f"{row.node.name}: {row.note}" for row in self.rows if row.note]
         return [*notes, "give one GPU to see all its options"]
 
@@ -202,6 +204,6 @@ def _nodes(gpus: Sequence[str | NodeSpec]) -> list[NodeSpec]:
     return nodes
 
 
-def _rank(result: Fit) -> tuple[int, bool, float]:
+def _rank(result: Fit) -> tuple[int, int, float]:
     assert result.best is not None, "only GPUs on which the model fits are compared"
     return result.rank(result.best)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simgpu.experiments.fit.question import Question
@@ -51,7 +51,7 @@ class FitOutcome:
     def best(self) -> FitRow | None:
         """The fastest that fits; where a size is searched, of those of the largest size. None if none fits.
 
-        One whose host updates weights comes after all others, as the time of its calls is not counted. Of those that
+        Some come after others, whatever their speed (`Candidate.standing`). Of those that
         are less than 0.5% slower than the fastest, it is the first in the table that is not tight.
         """
         fastest = max(self.fitting, key=self.rank, default=None)
@@ -61,14 +61,22 @@ class FitOutcome:
         near = (row for row in self.fitting if [*self.rank(row)[:2]] == group and _speed(row) >= (1 - FREE) * speed)
         return next((row for row in near if self.margin(row) >= self.question.margin), fastest)
 
-    def rank(self, row: FitRow) -> tuple[int, bool, float]:
-        """The order of rows that fit, worst first: by size where one is searched, updates on the GPU, and speed."""
-        return row.size(self.question.searched), not row.candidate.on_host, _speed(row)
+    def rank(self, row: FitRow) -> tuple[int, int, float]:
+        """The order of rows that fit, worst first: by size where one is searched, standing, and speed."""
+        return row.size(self.question.searched), row.candidate.standing, _speed(row)
 
     @property
     def smallest(self) -> FitRow | None:
         """The row of the least memory, of several within 2% of it the fastest; None if every candidate was refused."""
-        runs = [row for row in self.rows if row.run is not None and not row.candidate.changes]
+        return self._smallest(self.rows)
+
+    @property
+    def smallest_alone(self) -> FitRow | None:
+        """The same of those that divide no weights among GPUs."""
+        return self._smallest([row for row in self.rows if row.candidate.shares == 1])
+
+    def _smallest(self, rows: Sequence[FitRow]) -> FitRow | None:
+        runs = [row for row in rows if row.run is not None and not row.candidate.changes]
         least = min((run_of(row).reserved for row in runs), default=0)
         return max((row for row in runs if run_of(row).reserved <= _EQUAL * least), key=_speed, default=None)
 

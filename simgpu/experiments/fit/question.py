@@ -88,6 +88,11 @@ class Question:
     plain: dict[tuple[int, int | None], tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
+    def sharing(self) -> int:
+        """Among how many GPUs weights can be divided: all, where the node states what they exchange data over."""
+        return self.gpus if self.node.peers is not None else 1
+
+    @property
     def searched(self) -> str:
         """``batch``, ``length``, or empty where both are given."""
         if self.batch is None:

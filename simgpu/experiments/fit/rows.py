@@ -39,7 +39,9 @@ class Persistent:
     @classmethod
     def of(cls, trace: Trace, candidate: Candidate) -> Persistent:
         """Those of a trace under a candidate, whose optimizer may be on the host, or update weights in backward."""
-        weights, gradients, state = (sum(b.bytes for b in trace.blocks if b.kind is kind) for kind in _KINDS)
+        weights, gradients, state = (
+            -(-sum(b.bytes for b in trace.blocks if b.kind is kind) // candidate.shares) for kind in _KINDS
+        )
         if candidate.on_host:
             return cls(weights, 0 if candidate.parameters.get("free_gradients") else gradients, 0)
         return cls(weights, 0 if candidate.build.get("optimizer_in_backward") else gradients, state)

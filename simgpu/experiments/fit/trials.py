@@ -33,7 +33,7 @@ class _Open(NamedTuple):
 
 def _candidates(question: Question) -> list[Candidate]:
     """All that train the same. Where a size is searched, no other value is."""
-    every = named(question.workload, candidates(question.workload.options))
+    every = named(question.workload, candidates(question.workload.options, question.sharing))
     return [each for each in every if not (question.searched and each.searched and each.valued_at is None)]
 
 

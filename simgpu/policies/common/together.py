@@ -39,8 +39,9 @@ class TrainsTogether(Outer):
         return Group(gpus, nodes)
 
     def machine(self, node: NodeSpec) -> NodeSpec:
-        """What one of the GPUs has of its node."""
-        return one_of(self.inner.machine(node), self.group.local)
+        """What one of the GPUs has of its node; a node of which that has been taken already stays as it is."""
+        inner = self.inner.machine(node)
+        return inner if inner.gpus == 1 and inner.peers is not None else one_of(inner, self.group.local)
 
     def plan(self, context: PlanContext) -> Program:
         """One iteration. With one GPU that of the policy `inside`.
