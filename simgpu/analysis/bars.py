@@ -48,6 +48,7 @@ WAIT_COLLECTIVE = Look("stalled on collectives", "#E8CFDC", "\\\\", COLLECTIVE.f
 WAIT_OTHER = Look("stalled on another stream", "#E2E2E2", "....", "#999999")
 #: A copy stream waits most of the time: drawn as a thin line, so that it does not compete with the copies.
 COPY_WAIT = Look("copy stream idle", "#D5D5D5", height=0.12)
+COLLECTIVE_WAIT = COPY_WAIT._replace(label="no collective")
 COPY_WAIT_MEMORY = Look("stalled on memory", WAIT_MEMORY.fill, WAIT_MEMORY.hatch, WAIT_MEMORY.ink, 0.3)
 
 #: How the parts of a breakdown are drawn, by the names of `simgpu.analysis.breakdown.PARTS`.
@@ -80,6 +81,7 @@ LOOKS = (
     WAIT_COLLECTIVE,
     WAIT_OTHER,
     COPY_WAIT,
+    COLLECTIVE_WAIT,
     COPY_WAIT_MEMORY,
 )
 
@@ -107,7 +109,8 @@ def look_of(span: Span, phases: Mapping[str, Phase]) -> Look:
         return WAIT_LAUNCH
     memory = span.kind is SpanKind.STALL_MEMORY
     if not is_compute(span.stream):
-        return COPY_WAIT_MEMORY if memory else COPY_WAIT
+        idle = COLLECTIVE_WAIT if StreamId.of(span.stream).role == "collectives" else COPY_WAIT
+        return COPY_WAIT_MEMORY if memory else idle
     if memory:
         return WAIT_MEMORY
     cause = StreamId.of(span.cause).role if span.cause else ""

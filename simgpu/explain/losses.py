@@ -33,6 +33,8 @@ _CODEC_DECISIONS = {
     (SpanKind.DECODE, True): "decode on the host before prefetch",
 }
 _CODECS = (SpanKind.ENCODE, SpanKind.DECODE)
+#: What a kernel does, by the role of its stream.
+_RUNS = {"host": "runs on the host", "collectives": "exchange between GPUs"}
 _STALLED = (Owner.COPY, Owner.MEMORY, Owner.HOST, Owner.LAUNCH, Owner.COLLECTIVE, Owner.OTHER)
 #: Of all waits for launches together: there is one for almost every kernel of a step that waits for the host.
 _LAUNCHES = "launches by the host", "its thread launches one operator after another"
@@ -152,8 +154,7 @@ class _Causes:
                 self._recomputed(row), engine, f"recompute for {self._kernel(self.places.next_launch(row))}", reason
             )
         if kind is SpanKind.COMPUTE:
-            where = " on the host" if StreamId.of(engine).role == "host" else ""
-            return Cause(self._name(row), engine, f"runs{where}", reason)
+            return Cause(self._name(row), engine, _RUNS.get(StreamId.of(engine).role, "runs"), reason)
         if self.places.program.residency is not None:
             return Cause(self._name(row), engine, "page faults", reason)
         label = kind.label(self._resource(row))

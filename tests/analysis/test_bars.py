@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from simgpu.analysis.bars import (
     CODEC,
+    COLLECTIVE,
+    COLLECTIVE_WAIT,
     COMPUTE,
     COPY_D2H,
     COPY_WAIT,
     COPY_WAIT_MEMORY,
     LOOKS,
     PHASES,
+    WAIT_COLLECTIVE,
     WAIT_COPY_IN,
     WAIT_COPY_OUT,
     WAIT_MEMORY,
@@ -59,6 +62,17 @@ def test_bars_are_clipped_to_the_window_and_sorted_by_style() -> None:
         ("h2d", COPY_WAIT_MEMORY): ([2], [3]),
     }
     assert all(look in LOOKS for _, look in drawn)
+
+
+def test_collectives_and_waits_for_them_have_a_look_of_their_own() -> None:
+    spans = [
+        ("compute", K.STALL_EVENT, "r", 0, 5, 0, "collectives"),
+        ("collectives", K.COMPUTE, "r", 0, 5),
+        ("collectives", K.STALL_EVENT, "s", 5, 9, 0, "compute"),
+    ]
+    looks = list(bars(timeline_of(spans, [9]), 0, 9, {"r": Phase.BACKWARD}, grain=1))
+    assert looks == [("compute", WAIT_COLLECTIVE), ("collectives", COLLECTIVE), ("collectives", COLLECTIVE_WAIT)]
+    assert all(look in LOOKS for _, look in looks)
 
 
 def test_a_kernel_of_unknown_phase_has_the_compute_style() -> None:
