@@ -70,7 +70,8 @@ def test_collectives_and_waits_for_them_have_a_look_of_their_own() -> None:
         ("collectives", K.COMPUTE, "r", 0, 5),
         ("collectives", K.STALL_EVENT, "s", 5, 9, 0, "compute"),
     ]
-    looks = list(bars(timeline_of(spans, [9]), 0, 9, {"r": Phase.BACKWARD}, grain=1))
+    timeline = timeline_of(spans, [9], streams=("compute", "collectives"))
+    looks = list(bars(timeline, 0, 9, {"r": Phase.BACKWARD}, grain=1))
     assert looks == [("compute", WAIT_COLLECTIVE), ("collectives", COLLECTIVE), ("collectives", COLLECTIVE_WAIT)]
     assert all(look in LOOKS for _, look in looks)
 
