@@ -40,7 +40,7 @@ from simgpu.policies.registry import policy_inside
 from simgpu.program.fully_sharded import fully_sharded
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts, Shards
-from simgpu.units import format_bytes
+from simgpu.units import format_bytes, format_time
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ class FullyShardedDataParallel(TrainsTogether):
         shards = Shards.of(graph, costs.group.ranks, single=self.mixed_precision)
         size, whole = sum(shards.kept.values()), sum(graph.sizes[b] for b in shards.kept)
         share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
-        note = f"each of {costs.group.ranks} GPUs has {share}, in {len(set(group_of.values()))} groups and the root"
+        updates = shards.durations(costs.elementwise[1])
+        before = sum(graph.durations[k] for k, _ in updates)
+        times = f"updates take {format_time(sum(ns for _, ns in updates))} instead of {format_time(before)}"
+        note = f"each of {costs.group.ranks} GPUs has {share}, in {len(set(group_of.values()))} groups and the root; {times}"
 
         def exchanging(program: Program) -> Program:
             sharded = fully_sharded(
