@@ -77,7 +77,8 @@ class FullyShardedDataParallel(TrainsTogether):
         updates = shards.durations(costs.elementwise[1])
         before = sum(graph.durations[k] for k, _ in updates)
         times = f"updates take {format_time(sum(ns for _, ns in updates))} instead of {format_time(before)}"
-        note = f"each of {costs.group.ranks} GPUs has {share}, in {len(set(group_of.values()))} groups and the root; {times}"
+        groups = f"in {len(set(group_of.values()))} groups and the root"
+        note = f"each of {costs.group.ranks} GPUs has {share}, {groups}; {times}"
 
         def exchanging(program: Program) -> Program:
             sharded = fully_sharded(
