@@ -48,7 +48,7 @@ class WithCollectives:
 
     sizes: (block, bytes) of those with another size. shards: (block, added block) that the optimizer accesses instead.
     durations: (kernel, ns) of those that take another time. gathered: weights that exist only where an added kernel
-    has written them, always with the same value.
+    has written them, always with the same value. left_out: kernels that do not run.
     """
 
     kernels: tuple[AddedKernel, ...]
@@ -57,6 +57,7 @@ class WithCollectives:
     shards: tuple[tuple[int, int], ...] = ()
     durations: tuple[tuple[int, int], ...] = ()
     gathered: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
     def apply(self, graph: TaskGraph) -> TaskGraph:
         """The graph with the collectives."""
@@ -65,10 +66,13 @@ class WithCollectives:
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """A graph with collectives. kernels[k]: the new number of kernel k; added: of each added kernel, in order."""
+    """A graph with collectives.
+
+    kernels[k]: the new number of kernel k, None if it is left out; added: of each added kernel, in order.
+    """
 
     graph: TaskGraph
-    kernels: tuple[int, ...]
+    kernels: tuple[int | None, ...]
     added: tuple[int, ...]
 
 
@@ -95,17 +99,19 @@ def with_collectives(graph: TaskGraph, how: WithCollectives) -> Exchanges:
     shards, durations = dict(how.shards), [*graph.durations]
     for k, duration_ns in how.durations:
         durations[k] = duration_ns
-    placed = [(k, 1, k) for k in range(len(graph.kernels))]
+    placed = [(k, 1, k) for k in range(len(graph.kernels)) if k not in set(how.left_out)]
     placed += [(each.before, 0, n) for n, each in enumerate(how.kernels)]
     kernels: list[Kernel] = []
     times: list[int] = []
-    numbers, added = [0] * len(graph.kernels), [0] * len(how.kernels)
+    numbers: list[int | None] = [None] * len(graph.kernels)
+    added = [0] * len(how.kernels)
     for _, is_own, n in sorted(placed):
-        (numbers if is_own else added)[n] = len(kernels)
         if is_own:
+            numbers[n] = len(kernels)
             kernels.append(_on_shards(graph, n, shards, names))
             times.append(durations[n])
         else:
+            added[n] = len(kernels)
             each = how.kernels[n]
             reads, writes = (tuple(names[b] for b in part) for part in (each.reads, each.writes))
             stream = other if each.collective else own
@@ -120,7 +126,7 @@ def with_collectives(graph: TaskGraph, how: WithCollectives) -> Exchanges:
         copy_sizes=_sizes(graph.copy_sizes, blocks, how),
         costs=graph.costs,
         encoded=graph.encoded,
-        rounds=tuple(_shifted(part, earlier, len(graph.kernels)) for part in graph.rounds),
+        rounds=tuple(_shifted(part, earlier, len(graph.kernels), len(kernels)) for part in graph.rounds),
         compression=graph.compression,
         plain=graph.plain,
     )
@@ -161,10 +167,13 @@ def _on_shards(graph: TaskGraph, k: int, shards: Mapping[int, int], names: Seque
     return replace(kernel, reads=reads, writes=writes)
 
 
-def _shifted(part: Round, earlier: Sequence[int], count: int) -> Round:
-    """A round with the kernels that are added in it. earlier: kernels that something is added in front of, sorted."""
+def _shifted(part: Round, earlier: Sequence[int], count: int, now: int) -> Round:
+    """A round with the kernels that are added in it. earlier: kernels that something is added in front of, sorted.
+
+    count, now: kernels before and after. Where kernels are left out, there is one round.
+    """
     first, stop = (at + bisect_left(earlier, at) for at in (part.first, part.stop))
-    return Round(first, stop if part.stop < count else count + len(earlier), part.repeat)
+    return Round(first, stop if part.stop < count else now, part.repeat)
 
 
 def _in_versions(graph: TaskGraph, gathered: frozenset[int]) -> TaskGraph:

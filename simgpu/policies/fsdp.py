@@ -10,6 +10,8 @@ torch/distributed/fsdp/_fully_shard. Each GPU trains on samples of its own: the 
   and gathered again for backward, with what a checkpoint inside recomputes; those of the root stay.
 * When backward of a group has ended, a kernel copies its gradients to a buffer, and a reduce-scatter adds up those of
   all GPUs, while the next group computes. Compute waits for it when that group ends.
+* Each micro-batch of the trace does so, and adds its part of the gradients to the sum of those before, as FSDP2 does
+  unless `set_requires_gradient_sync(False)` is called.
 * The optimizer's kernels take time in proportion to the bytes that they access, but for their fixed time.
 
 With `mixed_precision`, `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)` of weights in single
@@ -69,7 +71,7 @@ class FullyShardedDataParallel(TrainsTogether):
         return policy_inside(self.inside)
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
-        """Raises `InputError` for micro-batches, and as `sections_of` for groups."""
+        """Raises `InputError` for micro-batches that a policy makes, and as `sections_of` for groups."""
         group_of = sections_of(graph, self.blocks).of_layer
         shards = Shards.of(graph, costs.group.ranks, single=self.mixed_precision)
         size, whole = sum(shards.kept.values()), sum(graph.sizes[b] for b in shards.kept)

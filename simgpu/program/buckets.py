@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
-from simgpu.errors import InputError
 from simgpu.graph.collectives import WithCollectives
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
@@ -26,7 +25,7 @@ from simgpu.hardware.collectives import Collective
 from simgpu.program.collectives import Code, CollectiveWriter, Position, check_leaves_shared
 from simgpu.program.instructions import Await, Launch, Program, Release, Signal
 from simgpu.program.shards import ExchangeCosts, Shards
-from simgpu.program.weight_groups import WeightGroups
+from simgpu.program.weight_groups import WeightGroups, require_one_segment
 from simgpu.trace.model import Block, BlockKind, Phase
 
 
@@ -55,10 +54,7 @@ def in_buckets(
     moves weights, gradients or optimizer state itself, that has addresses or acquires no memory, and for micro-batches
     that a policy has divided the batch into.
     """
-    if len(program.segments) > 1 or program.segments[0].repeat > 1:
-        what = "its program has micro-batches that repeat, of which only the last one exchanges gradients"
-        remedy = "record or model the iteration in micro-batches, or choose a policy that does not divide the batch"
-        raise InputError.single("", "parameters.inside", what, remedy)
+    require_one_segment(program, "of which only the last one exchanges gradients")
     last = transformed(graph, program.transforms)
     parts = Shards.of(last, costs.group.ranks, rows=False)
     lasting = {b for update in parts.updates for b in (update.weight, *update.state)}
@@ -75,7 +71,7 @@ class _Writer:
     ) -> None:
         self.graph, self.parts, self.costs = graph, parts, costs
         self.writer = CollectiveWriter(program, graph)
-        self.groups = WeightGroups.of(program, graph, {}, [update.weight for update in parts.updates], parts.end)
+        self.groups = WeightGroups.of(program, graph, {}, [update.weight for update in parts.updates], range(parts.end))
         used = {u.gradient: self.groups.last_use(u.gradient, graph) for u in parts.updates}
         self.buckets = list(_full(_in_order(parts.updates, graph, used), graph, capacity))
         ready = (max(used[update.gradient][0] for update in bucket) for bucket in self.buckets)

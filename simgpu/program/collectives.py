@@ -14,7 +14,6 @@ from typing import NamedTuple
 from simgpu.errors import InputError
 from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives, with_collectives
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.collectives import Collective
 from simgpu.program.instructions import (
     COLLECTIVES,
     COMPUTE,
@@ -45,6 +44,8 @@ class Position(NamedTuple):
     behind: bool = False
 
 
+#: Operators that copy to buffers of collectives and from them.
+COPIES = ("copy_", "split_with_sizes_copy", "chunk_cat")
 #: Instructions of the changed program.
 Code = list[Instruction | Added]
 
@@ -111,11 +112,14 @@ class CollectiveWriter:
     def kernel(
         self, at: Position, op: str, of: str, phase: Phase, ns: int, reads: Sequence[int], writes: Sequence[int]
     ) -> Added:
-        """A new kernel, in the graph's order in front of the first one that the code runs from there on."""
+        """A new kernel, in the graph's order in front of the first one that the code runs from there on.
+
+        All but copies are of the stream of collectives.
+        """
         known = {each.id for each in self.kernels}
         name = f"{op} {of}"
         name = name if name not in known else f"{name}, {phase.value}"
-        is_collective = op in set(Collective)
+        is_collective = op not in COPIES
         following = self.code[at.instruction + at.behind :]
         before = next(
             (i.kernel for i in following if isinstance(i, Launch) and not i.recompute), len(self.graph.kernels)
@@ -148,7 +152,8 @@ class CollectiveWriter:
 
         def own(instruction: Instruction) -> Iterator[Instruction]:
             if isinstance(instruction, Launch):
-                yield replace(instruction, kernel=exchanges.kernels[instruction.kernel])
+                if (number := exchanges.kernels[instruction.kernel]) is not None:
+                    yield replace(instruction, kernel=number)
             elif isinstance(instruction, Acquire | Initialize | Release):
                 left_out = {*without, *released} if isinstance(instruction, Release) else without
                 if blocks := tuple(b for b in instruction.blocks if b not in left_out):

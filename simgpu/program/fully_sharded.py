@@ -14,21 +14,26 @@ All collectives are on one stream, in the order in which the host launches them:
   the model's output; its buffer is allocated then.
 * The reduce-scatter of a group comes behind the all-gather that was launched before it. Compute waits for that of the
   group before when a group's backward ends, and then drops the buffer of that one.
+
+Each micro-batch does all of this. Behind a reduce-scatter of a later one, a kernel on the same stream adds its result
+to the sum of those before, instead of the kernels that add whole gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from simgpu.errors import InputError
 from simgpu.graph.collectives import WithCollectives
+from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.hardware.collectives import Collective
 from simgpu.program.collectives import Code, CollectiveWriter, Position, check_leaves_shared
 from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Signal
 from simgpu.program.shards import ExchangeCosts, Shards
-from simgpu.program.weight_groups import ROOT, WeightGroups, require_one_pass
+from simgpu.program.weight_groups import ROOT, WeightGroups, require_one_segment
 from simgpu.trace.model import BlockKind, Phase
 
 
@@ -47,15 +52,16 @@ def fully_sharded(
     others are the root, whose weights stay from the first kernel to the last one of backward. reshard_after_forward:
     whether those of groups are dropped between forward and backward. single: as in `Shards`. Raises `InputError` as
     `Shards.of` does, for a program that moves what is sharded, that has addresses or acquires no memory, and for
-    micro-batches.
+    micro-batches that a policy has divided the batch into.
     """
     last = transformed(graph, program.transforms)
     shards = Shards.of(last, costs.group.ranks, single=single)
     lasting = (*shards.weights, *(b for update in shards.updates for b in update.state))
     check_leaves_shared(program, last, {*lasting, *(update.gradient for update in shards.updates)}, lasting)
-    require_one_pass(program, last, "each of which would reduce its gradients")
-    groups = WeightGroups.of(program, last, group_of, shards.weights, shards.end)
-    return _Writer(program, last, shards, groups, costs, reshard_after_forward).program_with_shards()
+    require_one_segment(program, "each of which reduces its gradients")
+    passes = [range(each.first, min(each.stop, shards.end)) for each in passes_of(last)]
+    groups = [WeightGroups.of(program, last, group_of, shards.weights, each) for each in passes]
+    return _Writer(program, last, shards, groups, costs).program_with_shards(passes, reshard_after_forward)
 
 
 class _Gather(NamedTuple):
@@ -68,26 +74,23 @@ class _Gather(NamedTuple):
 
 
 class _Writer:
-    """Writes the program. members, trained: the weights of each group, and those that have gradients, with these.
-    shard: the block of each weight's shard, then of each gradient's. buffers: of each group's all-gather."""
+    """Writes the program. passes: where groups compute in each micro-batch. members: the weights of each group. shard:
+    the block of each weight's shard, then of each gradient's. buffers, filled, sums: of each group's all-gather and
+    reduce-scatter, and its part of the gradients."""
 
     def __init__(
         self,
         program: Program,
         graph: TaskGraph,
         shards: Shards,
-        groups: WeightGroups,
+        passes: Sequence[WeightGroups],
         costs: ExchangeCosts,
-        reshard: bool,
     ) -> None:
-        self.graph, self.shards, self.groups, self.costs = graph, shards, groups, costs
+        self.graph, self.shards, self.passes, self.costs = graph, shards, passes, costs
         self.writer = writer = CollectiveWriter(program, graph)
         self.members: dict[str, list[int]] = {}
-        for b, name in groups.of_weight.items():
+        for b, name in passes[0].of_weight.items():
             self.members.setdefault(name, []).append(b)
-        self.trained: dict[str, dict[int, int]] = {}
-        for weight, gradient, _ in shards.updates:
-            self.trained.setdefault(groups.of_weight[weight], {})[weight] = gradient
         self.shard = {
             w: writer.block(f"{graph.blocks[w].id}:shard", shards.kept[w], BlockKind.WEIGHT, lasts=True)
             for w in shards.weights
@@ -96,54 +99,93 @@ class _Writer:
             name: writer.block(f"gathered {_label(name)}", shards.padded(weights))
             for name, weights in self.members.items()
         }
-        windows = (
-            _Gather(name, groups.before(first), last, n == 1)
-            for name in self.members
-            for n, (first, last) in enumerate(groups.windows(name, leave_between=reshard))
-        )
-        self.gathers = sorted(windows, key=lambda each: (each.first, each.name != ROOT))
-        writer.before[0].append(Signal(writer.event("begun")))
+        self.filled: dict[str, int] = {}
+        self.sums: dict[str, int] = {}
 
-    def program_with_shards(self) -> Program:
+    def program_with_shards(self, passes: Sequence[range], reshard: bool) -> Program:
         """The changed program."""
         writer, shards = self.writer, self.shards
-        for n in range(len(self.gathers)):
-            self._gather(n)
-        trained = self.trained.items()
-        ends = {name: self.groups.end_of_backward(name, pairs.values(), self.graph) for name, pairs in trained}
-        before = None
-        for name in sorted(ends, key=lambda name: (ends[name], name == ROOT)):
-            before = self._reduce(self.groups.after(ends[name]), name, before)
-        ending: Code = [*self._wait_for(before)]
+        gradients = {update.gradient for update in shards.updates}
+        left_out: list[int] = []
+        ending: Code = []
+        for number, kernels in enumerate(passes):
+            added = _added_later(self.graph, kernels, gradients) if number else {}
+            left_out += (k for k, _ in added.values())
+            computed = {g: new for g, (_, new) in added.items()} if number else {g: g for g in gradients}
+            ending = _PassWriter(self, number, kernels, computed, reshard).written(ending)
         optimizer = (at for at, i in enumerate(writer.code) if isinstance(i, Launch) and i.kernel >= shards.end)
         if (at := next(optimizer, None)) is not None:
-            writer.before[self.groups.before(at)] += ending
+            writer.before[self.passes[0].before(at)] += ending
             ending = []
-        gradients = [update.gradient for update in shards.updates]
-        if sums := tuple(dict.fromkeys(self.shard[b] for b in gradients)):
-            ending.append(Release(sums))
+        if self.sums:
+            ending.append(Release(tuple(self.sums.values())))
         whole = tuple((w, shards.padded((w,))) for w in shards.weights)
         durations = shards.durations(self.costs.elementwise[1])
         sizes = (*whole, *shards.of_optimizer)
-        how = WithCollectives((), (), sizes, tuple(self.shard.items()), durations, tuple(shards.weights))
-        return writer.written(how, without=frozenset(shards.weights), released=frozenset(gradients), ending=ending)
+        how = WithCollectives(
+            (), (), sizes, tuple(self.shard.items()), durations, tuple(shards.weights), tuple(left_out)
+        )
+        released = frozenset(self.shard).difference(shards.weights)
+        return writer.written(how, without=frozenset(shards.weights), released=released, ending=ending)
+
+
+class _PassWriter:
+    """Writes forward and backward of one micro-batch. computed: by gradient, the block in which this one has its own.
+    trained: weights that have gradients, with these blocks, by group."""
+
+    def __init__(self, whole: _Writer, number: int, kernels: range, computed: Mapping[int, int], reshard: bool) -> None:
+        self.whole, self.number, self.kernels = whole, number, kernels
+        self.graph, self.shards, self.costs = whole.graph, whole.shards, whole.costs
+        self.writer, self.groups = whole.writer, whole.passes[number]
+        self.of = f", micro-batch {number + 1}" if number else ""
+        self.trained: dict[str, list[tuple[int, int]]] = {}
+        for weight, gradient, _ in self.shards.updates:
+            if gradient in computed:
+                name = self.groups.of_weight[weight]
+                self.trained.setdefault(name, []).append((gradient, computed[gradient]))
+        windows = (
+            _Gather(name, self.groups.before(first), last, n == 1)
+            for name in whole.members
+            for n, (first, last) in enumerate(self.groups.windows(name, leave_between=reshard))
+        )
+        self.gathers = sorted(windows, key=lambda each: (each.first, each.name != ROOT))
+
+    def written(self, waits: Code) -> Code:
+        """Add the code of the pass, after what compute waits for before; returns what it waits for in the end."""
+        writer = self.writer
+        begins = self.groups.before(self.groups.whole[0]) if self.number else 0
+        writer.before[begins] += [*waits, Signal(self._event("begun"))]
+        for n in range(len(self.gathers)):
+            self._gather(n)
+        ends = {
+            name: self.groups.end_of_backward(name, [new for _, new in pairs], self.graph)
+            for name, pairs in self.trained.items()
+        }
+        before = None
+        for name in sorted(ends, key=lambda name: (ends[name], name == ROOT)):
+            self._reduce(self.groups.after(ends[name]), name, before)
+            before = name
+        return self._wait_for(before)
+
+    def _event(self, *what: object) -> int:
+        return self.writer.event(self.number, *what)
 
     def _gather(self, n: int) -> None:
         """The all-gather of a group, and what compute does when it is there."""
         name, first, last, again = self.gathers[n]
-        writer, weights, buffer = self.writer, tuple(self.members[name]), self.buffers[name]
+        writer, weights, buffer = self.writer, tuple(self.whole.members[name]), self.whole.buffers[name]
         phase, size = Phase.BACKWARD if again else Phase.FORWARD, self.shards.padded(weights)
         ns, copy_ns = self.costs.collective_ns(Collective.ALL_GATHER, size), self.costs.copy_ns(size)
-        gathered, copied = writer.event("gathered", n), writer.event("copied", n)
+        gathered, copied = self._event("gathered", n), self._event("copied", n)
         launched, begins = self._launched(n)
-        shards = [self.shard[w] for w in weights]
-        gather = writer.kernel(launched, Collective.ALL_GATHER, _label(name), phase, ns, shards, (buffer,))
-        copy = writer.kernel(Position(first), "split_with_sizes_copy", _label(name), phase, copy_ns, (buffer,), weights)
+        shards, of = [self.whole.shard[w] for w in weights], _label(name) + self.of
+        gather = writer.kernel(launched, Collective.ALL_GATHER, of, phase, ns, shards, (buffer,))
+        copy = writer.kernel(Position(first), "split_with_sizes_copy", of, phase, copy_ns, (buffer,), weights)
         allocated: Code = [] if again else [Acquire((buffer,))]
         writer.launch(launched, [Await(begins), *allocated, gather, Signal(gathered)])
         others = self.gathers[n + 1 :]
         # In backward a buffer is allocated where the host launches its all-gather.
-        ahead: Code = [Acquire((self.buffers[others[0].name],))] if again and others else []
+        ahead: Code = [Acquire((self.whole.buffers[others[0].name],))] if again and others else []
         is_last = not again and (not others or others[0].again)
         done: Code = [] if is_last else [Release((buffer,))]
         writer.before[first] += [Await(gathered), Acquire(weights), copy, *done, *ahead, Signal(copied)]
@@ -153,13 +195,13 @@ class _Writer:
 
     def _launched(self, n: int) -> tuple[Position, int]:
         """Where the host launches an all-gather, and the event that it awaits."""
-        writer, (_, first, _, again) = self.writer, self.gathers[n]
+        name, first, _, again = self.gathers[n]
         if not again:
-            return Position(first), writer.event("copied", n - 2) if n > 1 else writer.event("begun")
+            return Position(first), self._event("copied", n - 2) if n > 1 else self._event("begun")
         if self.gathers[n - 1].again:
-            return Position(self.gathers[n - 1].first), writer.event("copied", n - 1)
-        position, begins = min(first, self.groups.before(self._backward)), writer.event("backward")
-        writer.before[position][:0] = [Acquire((self.buffers[self.gathers[n].name],)), Signal(begins)]
+            return Position(self.gathers[n - 1].first), self._event("copied", n - 1)
+        position, begins = min(first, self.groups.before(self._backward)), self._event("backward")
+        self.writer.before[position][:0] = [Acquire((self.whole.buffers[name],)), Signal(begins)]
         return Position(position), begins
 
     @property
@@ -176,43 +218,64 @@ class _Writer:
         """Launches that read weights, and whether they are of forward."""
         graph, weights = self.graph, self.groups.of_weight
         for at, i in enumerate(self.writer.code):
-            if (
-                isinstance(i, Launch)
-                and i.kernel < self.shards.end
-                and any(b in weights for b in graph.reads[i.kernel])
-            ):
+            if not isinstance(i, Launch) or i.kernel not in self.kernels:
+                continue
+            if not weights.keys().isdisjoint(graph.reads[i.kernel]):
                 yield at, graph.is_forward[i.kernel] and not i.recompute
 
-    def _reduce(self, position: int, name: str, before: tuple[str, int] | None) -> tuple[str, int]:
-        """The reduce-scatter of a group's gradients; returns the group and its buffer. before: of the last one."""
-        writer, pairs = self.writer, self.trained[name]
-        gradients, computed = tuple(pairs.values()), self.shards.padded(pairs.values())
-        size = self.shards.ranks * sum(self.shards.kept[b] for b in gradients)
-        filled = writer.block(f"to reduce {_label(name)}", size)
-        part = writer.block(f"gradients {_label(name)}", size // self.shards.ranks, BlockKind.WEIGHT_GRADIENT)
-        self.shard.update(dict.fromkeys(gradients, part))
-        at, phase = Position(position, behind=True), Phase.BACKWARD
-        copy_ns = self.costs.copy_ns((computed + size) // 2)  # read in one format, written in the other
-        copy = writer.kernel(at, "chunk_cat", _label(name), phase, copy_ns, gradients, (filled,))
+    def _reduce(self, position: int, name: str, before: str | None) -> None:
+        """The reduce-scatter of a group's gradients. before: the group of the last one."""
+        writer, whole, shards = self.writer, self.whole, self.shards
+        gradients, computed = (tuple(part) for part in zip(*self.trained[name], strict=True))
+        part_size = sum(shards.kept[b] for b in gradients)
+        size, label = shards.ranks * part_size, _label(name)
+        if not self.number:
+            whole.filled[name] = writer.block(f"to reduce {label}", size)
+            whole.sums[name] = writer.block(f"gradients {label}", part_size, BlockKind.WEIGHT_GRADIENT)
+        filled, total = whole.filled[name], whole.sums[name]
+        part = writer.block(f"gradients {label}{self.of}", part_size) if self.number else total
+        whole.shard.update(dict.fromkeys((*gradients, *computed), total))
+        at, phase, of = Position(position, behind=True), Phase.BACKWARD, label + self.of
+        copy_ns = self.costs.copy_ns((shards.padded(gradients) + size) // 2)  # from one format into another
+        copy = writer.kernel(at, "chunk_cat", of, phase, copy_ns, computed, (filled,))
         ns = self.costs.collective_ns(Collective.REDUCE_SCATTER, size)
-        reduce = writer.kernel(at, Collective.REDUCE_SCATTER, _label(name), phase, ns, (filled,), (part,))
-        ready, done = writer.event("filled", name), writer.event("reduced", name)
+        reduce = writer.kernel(at, Collective.REDUCE_SCATTER, of, phase, ns, (filled,), (part,))
+        ready, done = self._event("filled", name), self._event("reduced", name)
         writer.after[position] += [
             *self._wait_for(before),
             Acquire((filled,)),
             copy,
-            Release(gradients),
+            Release(computed),
             Signal(ready),
         ]
-        writer.launch(at, [Await(ready), Acquire((part,)), reduce, Signal(done)])
-        return name, filled
+        adding: Code = []
+        if self.number:  # it reads two parts, and writes one
+            add = writer.kernel(at, "add_", of, phase, self.costs.copy_ns(3 * part_size // 2), (total, part), (total,))
+            adding = [add, Release((part,))]
+        writer.launch(at, [Await(ready), Acquire((part,)), reduce, *adding, Signal(done)])
 
-    def _wait_for(self, reduced: tuple[str, int] | None) -> Code:
+    def _wait_for(self, reduced: str | None) -> Code:
         """Compute waits for a reduce-scatter, and drops its buffer."""
         if reduced is None:
             return []
-        name, buffer = reduced
-        return [Await(self.writer.event("reduced", name)), Release((buffer,))]
+        return [Await(self._event("reduced", reduced)), Release((self.whole.filled[reduced],))]
+
+
+def _added_later(graph: TaskGraph, kernels: range, gradients: Collection[int]) -> dict[int, tuple[int, int]]:
+    """By gradient, the kernel of a later micro-batch that adds to it, and the block of what it adds.
+
+    Raises `InputError` where a kernel computes in the gradient itself.
+    """
+    added: dict[int, tuple[int, int]] = {}
+    for k in kernels:
+        for g in {*graph.writes[k]}.intersection(gradients):
+            new = [b for b in graph.reads[k] if b != g]
+            if len(new) != 1 or graph.sizes[new[0]] != graph.sizes[g] or g not in graph.reads[k] or g in added:
+                what = f"kernel '{graph.kernels[k].id}' does not just add a micro-batch's gradient to that of others"
+                remedy = "model it with `simgpu zoo build --micro-batches`, or record it without micro-batches"
+                raise InputError.single(graph.trace.name, "kernels", what, remedy)
+            added[g] = k, new[0]
+    return added
 
 
 def _label(name: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from simgpu.errors import InputError
 from simgpu.graph.buffers import WithBuffers
 from simgpu.graph.host_updates import HostUpdates, UpdateOnHost, host_updates
+from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
 from simgpu.program.host_updates import BACK, OUT, UPDATES, HostUpdateWriter, check_leaves_updates
@@ -33,7 +34,7 @@ from simgpu.program.instructions import (
     Release,
     Signal,
 )
-from simgpu.program.weight_groups import WeightGroups, require_one_pass
+from simgpu.program.weight_groups import WeightGroups
 from simgpu.timeline.streams import StreamId
 
 
@@ -56,11 +57,13 @@ def weights_on_host(
     last = transformed(graph, program.transforms)
     parts = host_updates(last, how)
     check_leaves_updates(program, graph, parts)
-    require_one_pass(program, last, "whose gradients the host would add up")
+    if len(program.segments) > 1 or program.segments[0].repeat > 1 or len(passes_of(last)) > 1:
+        what = "its program has micro-batches, whose gradients the host would add up"
+        raise InputError.single("", "parameters.inside", what, "choose a policy that does not divide the batch")
     if any(number is not None for number in parts.kernels[parts.end :]):
         what = "the optimizer has kernels for other weights, or for gradients that have left"
         raise InputError.single(graph.trace.name, "kernels.phase", what, "record or model it without gradient clipping")
-    groups = WeightGroups.of(program, last, group_of, weights, parts.end)
+    groups = WeightGroups.of(program, last, group_of, weights, range(parts.end))
     return _Writer(program, parts, weights, _windows(groups, parts, reshard_after_forward)).program_with(how)
 
 

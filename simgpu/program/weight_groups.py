@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from simgpu.errors import InputError
-from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import COMPUTE, Acquire, Initialize, Instruction, Launch, Program, Release
 from simgpu.trace.model import Phase
@@ -20,11 +19,12 @@ from simgpu.trace.model import Phase
 ROOT = ""
 
 
-def require_one_pass(program: Program, graph: TaskGraph, why: str) -> None:
-    """Raises `InputError` for a program in micro-batches. graph: with its transforms. why: what is unsupported."""
-    if len(program.segments) > 1 or program.segments[0].repeat > 1 or len(passes_of(graph)) > 1:
-        what = f"its program has micro-batches, {why}"
-        raise InputError.single("", "parameters.inside", what, "choose a policy that does not divide the batch")
+def require_one_segment(program: Program, why: str) -> None:
+    """Raises `InputError` for micro-batches that a policy has divided the batch into. why: what is unsupported."""
+    if len(program.segments) > 1 or program.segments[0].repeat > 1:
+        what = f"its program has micro-batches that repeat, {why}"
+        remedy = "record or model the iteration in micro-batches, or choose a policy that does not divide the batch"
+        raise InputError.single("", "parameters.inside", what, remedy)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class WeightGroups:
 
     of_weight: the group of each weight; one that several groups use belongs to the root. spans: the launches of a
     group in forward (False), and in backward with what runs again there (True). whole: the first launch and the last
-    one before the optimizer. launched: where each of these kernels runs first.
+    one before the optimizer. launched: where each of these kernels runs last.
     """
 
     code: tuple[Instruction, ...]
@@ -44,17 +44,17 @@ class WeightGroups:
 
     @classmethod
     def of(
-        cls, program: Program, graph: TaskGraph, group_of: Mapping[str, str], weights: Sequence[int], end: int
+        cls, program: Program, graph: TaskGraph, group_of: Mapping[str, str], weights: Sequence[int], kernels: range
     ) -> WeightGroups:
         """graph: with the program's transforms. group_of: the group of each layer tag; all others are the root's.
-        end: the first kernel of the optimizer."""
+        kernels: of one pass, without the optimizer's."""
         code = tuple(program.segments[0].streams[COMPUTE])
         launches = [
             (position, each.kernel, each.recompute or graph.kernels[each.kernel].phase is Phase.BACKWARD)
             for position, each in enumerate(code)
-            if isinstance(each, Launch) and each.kernel < end
+            if isinstance(each, Launch) and each.kernel in kernels
         ]
-        group = _groups(graph, group_of, weights, end)
+        group = _groups(graph, group_of, weights, kernels)
         spans: dict[tuple[str, bool], list[int]] = {}
         launched: dict[int, int] = {}
         for position, k, is_backward in launches:
@@ -96,10 +96,10 @@ class WeightGroups:
         return next((p for p in following if not isinstance(self.code[p], Release)), len(self.code)) - 1
 
 
-def _groups(graph: TaskGraph, group_of: Mapping[str, str], weights: Collection[int], end: int) -> dict[int, str]:
+def _groups(graph: TaskGraph, group_of: Mapping[str, str], weights: Collection[int], kernels: range) -> dict[int, str]:
     """The group of each weight; one that several groups use belongs to the root."""
     groups = {}
     for b in weights:
-        names = {group_of.get(graph.layers.name_of(k), ROOT) for k in graph.uses[b] if k < end}
+        names = {group_of.get(graph.layers.name_of(k), ROOT) for k in graph.uses[b] if k in kernels}
         groups[b] = names.pop() if len(names) == 1 else ROOT
     return groups

@@ -184,6 +184,20 @@ def test_unsupported_parameters_are_refused(where: NodeSpec, parameters: dict[st
         run(where, **parameters)
 
 
-def test_micro_batches_are_refused() -> None:
-    with pytest.raises(InputError, match="its program has micro-batches, each of which would reduce its gradients"):
-        simulate(decoder(micro_batches=2), load_node("h100-x8"), "fsdp")
+def test_each_recorded_micro_batch_gathers_weights_and_adds_to_the_sum_of_its_gradients() -> None:
+    trace = decoder(micro_batches=2)
+    result = simulate(trace, load_node("h100-x8"), "fsdp")
+    ran = work(result)
+    starts = {name: start for name, start, _ in ran}
+    layer = "model.layers.1"
+    for kernel in ("all_gather", "split_with_sizes_copy", "chunk_cat", "reduce_scatter"):
+        assert starts[f"{kernel} {layer}"] < starts[f"{kernel} {layer}, micro-batch 2"]
+    assert starts[f"reduce_scatter {layer}, micro-batch 2"] < starts[f"add_ {layer}, micro-batch 2"]
+    adds = [k.id for k in trace.kernels if k.op == "add_" and k.writes[0].endswith(".weight.grad")]
+    assert adds and not starts.keys() & set(adds)
+    assert result.steady
+
+
+def test_micro_batches_that_a_policy_makes_are_refused() -> None:
+    with pytest.raises(InputError, match="record or model the iteration in micro-batches"):
+        simulate(decoder(), load_node("h100-x8"), "fsdp", parameters={"inside": {"accumulate": {"micro_batches": 2}}})

@@ -36,7 +36,14 @@ def adamw(parameters: Any) -> Any:
 
 
 def measured(
-    gpus: int, layers: int, width: int, batch: int, optimizer: Callable[[Any], Any], reshard: bool, mixed: bool
+    gpus: int,
+    layers: int,
+    width: int,
+    batch: int,
+    optimizer: Callable[[Any], Any],
+    reshard: bool,
+    mixed: bool,
+    micro_batches: int,
 ) -> int:
     """The most bytes that PyTorch allocates in an iteration in addition to what it begins with."""
     from torch.profiler import ProfilerActivity, profile
@@ -55,7 +62,10 @@ def measured(
         inputs = torch.randn(batch, width, dtype=torch.bfloat16 if mixed else torch.float32)
 
         def step() -> None:
-            squared(sharded(inputs)).backward()
+            for part in inputs.chunk(micro_batches):
+                loss = squared(sharded(part))
+                root = loss / micro_batches if micro_batches > 1 else loss
+                root.backward()
             stepper.step()
             stepper.zero_grad()
 
@@ -71,25 +81,34 @@ def measured(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "layers", "width", "batch", "optimizer", "reshard", "mixed"),
+    ("gpus", "layers", "width", "batch", "optimizer", "reshard", "mixed", "micro_batches"),
     [
-        (8, 4, 64, 64, sgd, True, False),
-        (8, 3, 60, 16, adamw, True, False),
-        (3, 5, 50, 200, sgd, True, False),
-        (4, 3, 64, 96, adamw, False, False),
-        (4, 4, 128, 256, adamw, True, True),
+        (8, 4, 64, 64, sgd, True, False, 1),
+        (8, 3, 60, 16, adamw, True, False, 1),
+        (3, 5, 50, 200, sgd, True, False, 1),
+        (4, 3, 64, 96, adamw, False, False, 1),
+        (4, 4, 128, 256, adamw, True, True, 1),
+        (4, 4, 64, 192, adamw, True, False, 3),
     ],
-    ids=["even", "padded", "three GPUs", "weights stay", "mixed precision"],
+    ids=["even", "padded", "three GPUs", "weights stay", "mixed precision", "micro-batches"],
 )
 def test_the_peak_is_that_of_fully_shard_to_the_byte(
-    gpus: int, layers: int, width: int, batch: int, optimizer: Callable[[Any], Any], reshard: bool, mixed: bool
+    gpus: int,
+    layers: int,
+    width: int,
+    batch: int,
+    optimizer: Callable[[Any], Any],
+    reshard: bool,
+    mixed: bool,
+    micro_batches: int,
 ) -> None:
     from simgpu.recorder import record
 
     dtype = torch.bfloat16 if mixed else torch.float32
     trace = record(
-        lambda: (model(layers, width).to(dtype), torch.randn(batch, width, dtype=dtype), (), squared),
+        lambda: (model(layers, width).to(dtype), torch.randn(batch // micro_batches, width, dtype=dtype), (), squared),
         batch=batch,
+        micro_batches=micro_batches,
         repetitions=1,
         warmup=1,
         optimizer=optimizer,
@@ -99,5 +118,5 @@ def test_the_peak_is_that_of_fully_shard_to_the_byte(
     parameters = {"gpus": gpus, "blocks": blocks, "reshard_after_forward": reshard, "mixed_precision": mixed}
     result = simulate(trace, load_node("h100-x8"), "fsdp", parameters=parameters)
     lasting = sum(block.bytes for block in result.graph.blocks if block.persistent)
-    expected = measured(gpus, layers, width, batch, optimizer, reshard, mixed)
+    expected = measured(gpus, layers, width, batch, optimizer, reshard, mixed, micro_batches)
     assert result.metrics.device_peak_bytes - lasting == expected
