@@ -31,12 +31,15 @@ def run_backward(
     gradients: that of each weight by the weight's block; new ones are stored here, or added in place to those of
     earlier micro-batches (``accumulate_grad.h``). The loss's gradient, a one, is live until backward ends.
     hook: called as soon as the gradient of a weight is complete; may put kernels on the tape.
-    received: the gradient of a result that is no loss, which another GPU has computed; it is freed when it was used.
+    received: the gradient of a result that is no loss, which another GPU has computed. The caller holds it, so that
+    nothing is added to it in place.
     """
     tape = session.tape
     tape.phase = Phase.BACKWARD
     if received is not None:
-        _Engine(session, loss, gradients, hook).run(received)
+        engine = _Engine(session, loss, gradients, hook)
+        engine.holders[received.block] += 1
+        engine.run(received)
     else:
         tape.layer = "loss"
         (one,) = session.run("ones_like", (), ((loss.shape, loss.dtype),))

@@ -221,13 +221,16 @@ class _StageRun:
         self.parts = Parts(session, exchanges, job.group, job.of_tokens, job.experts)
         self.model = Stage(self.parts, job.decoder, self.layers, first=self.first, last=self.last)
         session.tape.layer = None
-        self.parts.workspaces(job.node.gpu.architecture, grouped=bool(self.parts.of_experts))
+        of_pytorch = self.last or bool(self.parts.of_experts)  # the output layer, and routers
+        self.parts.workspaces(job.node.gpu.architecture, of_pytorch=of_pytorch)
         shape = job.samples, job.tokens
         self.tokens = session.constant("tokens", shape, "int64", BlockKind.INPUT)
         self.labels = session.constant("labels", shape, "int64", BlockKind.LABEL)
         self.results: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
         self.received: list[Tensor] = []
         self.sent: list[Tensor] = []
+        self.ended: list[Tensor] = []
 
     def _pass(self, each: Pass, wait_ns: int) -> None:
         session = self.parts.session
@@ -236,15 +239,17 @@ class _StageRun:
             return
         session.tape.phase, session.tape.layer = Phase.FORWARD, None
         rows = self.job.samples * self.job.tokens // self.job.layout.tensor, self.job.decoder.width
-        x = self.model.embedded(self.tokens) if self.first else self._input(rows, wait_ns)
+        x = self.model.embedded(self.tokens) if self.first else self._input(each.number, rows, wait_ns)
         x = self.model.through_layers(x, self.job.samples)
         if self.last:
             x = self.model.loss(x, self.labels.seen((self.labels.count,)), self.job.micro_batches)
         self.results[each.number] = x
+        session.keep(self.ended)
+        self.ended = []
 
     def _backward(self, number: int, wait_ns: int) -> None:
         """Local variables of Megatron-LM's schedule hold the gradients that a stage has received and sent until others
-        replace them."""
+        replace them, and the result, whose graph holds the stage's input, until the next forward has ended."""
         session, result = self.parts.session, self.results.pop(number)
         session.tape.phase = Phase.BACKWARD
         before, self.sent = self.sent, []
@@ -253,10 +258,11 @@ class _StageRun:
         self.received = [] if received is None else [received]
         run_backward(session, result, self.parts.gradients, received=received)
         session.keep((result,) if self.last else (), before)
+        self.ended = [] if self.first else [self.inputs.pop(number)]
 
-    def _input(self, shape: tuple[int, ...], wait_ns: int) -> Tensor:
+    def _input(self, number: int, shape: tuple[int, ...], wait_ns: int) -> Tensor:
         """The rows that the stage before has sent; their gradient goes back to it."""
-        result = self._received(shape, wait_ns)
+        result = self.inputs[number] = self._received(shape, wait_ns)
         result.node = Node(0, (), (), self._send, "recv")
         return result
 
@@ -284,6 +290,6 @@ def _notes(job: Job, stage: int) -> str:
         f"TransformerEngine 2.11 on {layout.gpus} GPUs ({layout.text}): bfloat16 weights, gradients added up in "
         "float32, distributed optimizer, loss fused in the place of the logits; one GPU of them, with the collectives "
         f"of NCCL as kernels.{extra} Durations by simgpu's time model. Memory that CUDA operators allocate for "
-        "themselves is not included, but for the workspaces of TransformerEngine's products."
+        "themselves is not included, but for the workspaces of products."
         f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )

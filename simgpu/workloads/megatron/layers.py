@@ -36,6 +36,9 @@ _WORKSPACE, _SMALL_WORKSPACE = 32 * 2**20 + 1024, 4 * 2**20
 _SINCE_HOPPER = ("hopper", "blackwell")
 #: Streams among which grouped products are divided, each of which has such memory, too (``get_num_compute_streams``).
 _STREAMS = 4
+#: The same of PyTorch's products, on Hopper and on others (``parseChosenWorkspaceSize`` of PyTorch 2.11,
+#: ``ATen/cuda/CublasHandlePool.cpp``). Its threads of forward and of backward have each their own.
+_OF_PYTORCH, _SMALL_OF_PYTORCH = 32 * 2**20, 2 * 4 * 2**20 + 128 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,15 @@ class Parts:
             self.placeholders[weight.shape] = self.session.constant(own, weight.shape, "bfloat16", BlockKind.OTHER)
         return weight
 
-    def workspaces(self, architecture: str | None, *, grouped: bool) -> None:
-        """The memory that TransformerEngine's products work in, which stays. grouped: whether some are grouped."""
+    def workspaces(self, architecture: str | None, *, of_pytorch: bool) -> None:
+        """The memory that products work in, which stays. of_pytorch: whether PyTorch computes some, too."""
         size = _WORKSPACE if architecture in _SINCE_HOPPER else _SMALL_WORKSPACE
-        names = ["workspace", *(f"workspace.stream{number}" for number in range(_STREAMS if grouped else 0))]
-        for name in names:
+        names = ["workspace", *(f"workspace.stream{number}" for number in range(_STREAMS if self.of_experts else 0))]
+        sizes = dict.fromkeys(names, size)
+        if of_pytorch:
+            size = _OF_PYTORCH if architecture == "hopper" else _SMALL_OF_PYTORCH
+            sizes |= dict.fromkeys(("workspace.forward", "workspace.backward"), size)
+        for name, size in sizes.items():
             self.session.constant(name, (size,), "uint8", BlockKind.OTHER)
 
     def vector(self, name: str, width: int) -> Tensor:

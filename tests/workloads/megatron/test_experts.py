@@ -174,6 +174,33 @@ def test_deepseek_v2_is_modelled_in_jobs_alone() -> None:
         decoder_of({"model_type": "deepseek_v2"})
 
 
+@pytest.mark.parametrize(
+    ("layout", "node", "experts", "replicas"),
+    [
+        (Layout(expert=8, data=8), "b200-x8", Group(8), Group(1)),
+        (Layout(expert=4, data=8), "b200-x8", Group(4), Group(2)),
+        (Layout(expert=8, data=32), "b200-x8", Group(8), Group(4, nodes=4)),
+        (Layout(expert=16, data=32), "b200-x8", Group(16, nodes=2), Group(2, nodes=2)),
+        (Layout(expert=2, data=32), "b200-x8", Group(2), Group(16, nodes=4)),
+    ],
+)
+def test_neighbours_share_experts_and_distant_gpus_have_the_same(
+    layout: Layout, node: str, experts: Group, replicas: Group
+) -> None:
+    job = Job(_small(), layout, load_node(node), 1, _ROWS)
+    assert (job.experts, job.replicas_of_experts) == (experts, replicas)
+
+
+@pytest.mark.parametrize(
+    ("node", "megabytes"), [("b200-x8", 5 * 32 + 2 * 8.125), ("h100-x8", 7 * 32), ("a100-80gb", 36.25)]
+)
+def test_products_have_memory_to_work_in(node: str, megabytes: float) -> None:
+    """TransformerEngine's one part, and one for each of four streams; PyTorch's one for each of two threads."""
+    trace = megatron_iteration(Job(_small(), Layout(), load_node(node), 1, _ROWS)).trace
+    held = sum(block.bytes for block in trace.blocks if block.id.startswith("workspace"))
+    assert held - megabytes * 2**20 == (0 if node == "a100-80gb" else 5 * 1024)
+
+
 #: DeepSeek-V2 and V3 cut to four layers, the first without experts: micro-batches of one sample of 4,096 tokens, on
 #: eight B200. MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.json at 4dcaae51: the largest peak of the GPUs
 #: of each stage (MiB).
@@ -201,17 +228,17 @@ _SIZES = {
 
 
 @pytest.mark.parametrize(("version", "layout", "measured"), _MEASURED)
-def test_peaks_are_within_a_fifth_of_a_percent_of_measured_ones(
+def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
     version: str, layout: str, measured: tuple[float, ...]
 ) -> None:
-    """Not fitted. All are too low, by 31 to 94 MiB: workspaces of PyTorch's products and of attention are missing."""
+    """Not fitted. All are too low, by 15 to 33 MiB."""
     common = {"num_hidden_layers": 4, "first_k_dense_replace": 1, "topk_group": 3}
     read = Layout.parsed(layout)
     decoder = decoder_of({**common, **_SIZES[version], "n_group": read.expert})
     for stage, each in enumerate(measured):
         peak = trace_stats(megatron_iteration(Job(decoder, read, _NODE, 4, 4096, 4), stage).trace).peak_recorded
         assert peak is not None
-        assert -0.002 < peak.bytes / 2**20 / each - 1 < 0
+        assert -0.001 < peak.bytes / 2**20 / each - 1 < 0
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,21 @@ def test_waits_of_a_stage_are_kernels_of_its_trace() -> None:
     assert total > busy
 
 
+def test_a_stage_holds_what_it_received_until_the_next_replaces_it() -> None:
+    """A gradient until the next one comes; an input, whose backward has run, until the next forward has ended."""
+    decoder = decoder_of({**_SMALL, "num_hidden_layers": 3})
+    trace = megatron_iteration(replace(_job(Layout(pipeline=3), 4, 4), decoder=decoder), 1).trace
+    places = {kernel.id: place for place, kernel in enumerate(trace.kernels)}
+    received = [kernel for kernel in trace.kernels if kernel.op == "recv"]
+    ends = {kernel.id: places[trace.block_by_id[kernel.writes[0]].release or ""] for kernel in received}
+    inputs, gradients = (
+        [each for each in received if each.phase is phase] for phase in (Phase.FORWARD, Phase.BACKWARD)
+    )
+    assert [ends[each.id] for each in gradients[:-1]] == [places[each.id] for each in gradients[1:]]
+    # The second stage of three is one micro-batch ahead: forward of the third follows backward of the first.
+    assert [ends[each.id] for each in inputs[:2]] == [places[each.id] - 1 for each in gradients[1:3]]
+
+
 def test_the_first_stage_holds_more_micro_batches_than_the_last() -> None:
     job = _job(Layout(pipeline=4), batch=8, micro_batches=8)
     job = replace(job, decoder=decoder_of({**_SMALL, "vocab_size": 128}), length=2048)
@@ -195,7 +210,7 @@ _MEASURED = [
 def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
     width: int, layout: str, length: int, measured: float
 ) -> None:
-    """Not fitted. All are too low, by up to 0.06 GiB: workspaces of PyTorch's products and of attention are missing."""
+    """Not fitted. Published with two digits; all are too low by 2 to 43 MiB where the source has more."""
     large = width == 16384
     decoder = decoder_of(
         {
@@ -212,7 +227,7 @@ def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
     job = Job(decoder, Layout.parsed(layout), _NODE, 4, length, 4)
     peaks = [trace_stats(megatron_iteration(job, stage).trace).peak_recorded for stage in range(job.layout.pipeline)]
     largest = max(peak.bytes for peak in peaks if peak is not None) / 2**30
-    assert -0.001 < largest / measured - 1 < 0
+    assert abs(largest / measured - 1) < 0.001
 
 
 @pytest.mark.parametrize(
