@@ -48,7 +48,8 @@ def test_comparable_slowdowns_are_those_of_the_first_rule_and_of_projects_whose_
     found = slowdowns_of_several(ROWS.values())
     comparable = {name for name, (_, against) in found.items() if set(against) <= OURS}
     divided = {name for name in comparable if ROWS[name].project in DIVIDED}
-    assert comparable - divided == {"t-002", "t-003", "t-009", "t-010", "t-191", "t-372", "t-374"}
+    of_data = {"t-002", "t-003", "t-009", "t-010", "t-191", "t-372", "t-374"}
+    assert comparable - divided == of_data | {"t-012", "t-022", "t-026", "t-030", "t-032"}
     with_sizes = {row.id for row in ROWS.values() if row.project in DIVIDED and row.config is not None}
     assert divided == with_sizes & found.keys() - {name for name, (_, why) in found.items() if _alone(why)}
 
@@ -62,7 +63,7 @@ def test_a_source_that_says_less_is_not_compared() -> None:
     lost: dict[SeveralReason, dict[str, Any]] = {
         SeveralReason.NO_TIME: {"time": ""},
         SeveralReason.NOT_STATED: {"parallelism": ""},
-        SeveralReason.NOT_DATA: {"parallelism": "FSDP 4, TP 2"},
+        SeveralReason.NOT_DATA: {"parallelism": "FSDP 4, PP 2"},
         SeveralReason.NO_SIZES: {"config": None},
         SeveralReason.NO_SHAPE: {"tokens": None},
         SeveralReason.NO_GPU: {"node": None},
@@ -73,9 +74,16 @@ def test_a_source_that_says_less_is_not_compared() -> None:
 
 def test_splits_are_read_in_every_spelling_and_sizes_of_one_split_nothing() -> None:
     for text in ("tp4 pp1 dp2", "FSDP4 + TP2", "FSDP + EP", "tp1pp2", "dp4 ep4 pp2 vpp2", "CP 8"):
-        assert _against(*(replace(row, parallelism=text) for row in BOTH)) == [SeveralReason.NOT_DATA], text
+        both = (replace(row, parallelism=text, source="mosaicml/llm-foundry") for row in BOTH)
+        assert _against(*both) == [SeveralReason.NOT_DATA], text
     for text in ("FSDP 8, EP 1, CP 1", "DeepSpeed ZeRO-3 + CPU offload", "DDP, all persistent", "tp1 pp1 dp8"):
         assert SeveralReason.NOT_DATA not in _against(*(replace(row, parallelism=text) for row in BOTH)), text
+
+
+def test_tensors_alone_may_be_split_where_a_project_is_named_for_it() -> None:
+    for text, compared in (("FSDP 32, TP 8", True), ("FSDP 8, TP 8, PP 8", False), ("FSDP4 + TP2 + EP2", False)):
+        against = _against(*(replace(row, parallelism=text) for row in BOTH))
+        assert (SeveralReason.NOT_DATA not in against) is compared, text
 
 
 def test_an_option_that_changes_communication_or_parallelism_is_not_compared() -> None:

@@ -3,8 +3,9 @@
 The step of one GPU predicts a slowdown of several if all GPUs do the same on their own samples, and if the option does
 not change what they exchange: plain data parallelism, with sharded weights (FSDP, ZeRO) or without. Where simgpu
 follows how a project divides a model (`simgpu.validation.public.selection.DIVIDED`), one GPU of the job with its
-exchanges predicts it. As there, a row is *comparable* if its source says enough, and *covered* if simgpu also models
-it.
+exchanges predicts it. The same holds for rows of projects in `SPLIT_TENSORS`, whose GPUs also do the same when they
+share the tensors of each layer; there an option may change how GPUs exchange. As there, a row is *comparable* if its
+source says enough, and *covered* if simgpu also models it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class CoverageOfSeveral:
 OURS = frozenset({SeveralReason.OPTION, SeveralReason.MODEL})
 #: Words of `PublishedRow.uses` for options that change what GPUs exchange; with LoRA, the gradients of adapters alone.
 EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
+#: Projects whose GPUs may split tensors (tp), not layers or experts.
+SPLIT_TENSORS = frozenset({"torchtitan"})
 #: The configurations that simgpu follows, by project.
 _IN_STEP = {"torchtitan": frozenset({"llama-3.1-8b"}), "llm-foundry": frozenset({"mpt-1b"})}
 FOLLOWED_OF_SEVERAL = _IN_STEP | {name: FOLLOWED[name] for name in DIVIDED}
@@ -69,9 +72,9 @@ def slowdowns_of_several(rows: Iterable[PublishedRow]) -> dict[str, tuple[Publis
     Rows without a group are compared if they have the same source, model, GPU, parallelism, batch and length.
 
     >>> from simgpu.validation.public.rows import published_rows
-    >>> baseline, against = slowdowns_of_several(published_rows())["t-022"]
+    >>> baseline, against = slowdowns_of_several(published_rows())["t-046"]
     >>> baseline.id, [reason.value for reason in against]
-    ('t-021', ['tensors, layers, experts or sequences are split'])
+    ('t-045', ['tensors, layers, experts or sequences are split'])
     """
     alike: dict[object, list[PublishedRow]] = {}
     found: dict[str, tuple[PublishedRow | None, list[SeveralReason]]] = {}
@@ -98,7 +101,7 @@ def coverage_of_several(rows: Iterable[PublishedRow]) -> CoverageOfSeveral:
 
     >>> from simgpu.validation.public.rows import published_rows
     >>> coverage_of_several(published_rows()).reasons[SeveralReason.NOT_DATA]
-    23
+    14
     """
     found = slowdowns_of_several(rows)
     against = Counter(each[0] for _, each in found.values() if each)
@@ -120,10 +123,14 @@ def _lacks(row: PublishedRow, baseline: PublishedRow) -> list[SeveralReason]:
 def _of_parallelism(both: tuple[PublishedRow, PublishedRow]) -> Iterator[SeveralReason]:
     if not all(each.parallelism for each in both):
         yield SeveralReason.NOT_STATED
-    if any(splits(each) - {"dp"} and each.project not in DIVIDED for each in both):
+    if any(splits(each) - _may_split(each) and each.project not in DIVIDED for each in both):
         yield SeveralReason.NOT_DATA
     if len({(each.gpus, each.parallelism) for each in both}) > 1:
         yield SeveralReason.DIFFERS
+
+
+def _may_split(row: PublishedRow) -> frozenset[str]:
+    return frozenset({"dp", "tp"} if row.project in SPLIT_TENSORS else {"dp"})
 
 
 def _of_the_rest(both: tuple[PublishedRow, PublishedRow]) -> Iterator[SeveralReason]:
