@@ -162,10 +162,10 @@ def test_the_model_of_torchtitan_has_the_published_number_of_weights() -> None:
     """8,030,261,248, as Llama 3.1 8B's model card and index of weights (16,060,522,496 bytes in bfloat16) have it."""
     import torch
 
-    from simgpu.validation.public.titan_rows import TitanModel
+    from simgpu.validation.public.titan_rows import SIZES, TitanModel
 
     with torch.device("meta"):
-        model = TitanModel(8192)
+        model = TitanModel(SIZES["llama-3.1-8b"], 8192)
     assert sum(each.numel() for each in model.parameters()) == 8_030_261_248
 
 

@@ -106,6 +106,16 @@ def splits(row: PublishedRow) -> frozenset[str]:
     return frozenset(name.lower() for name, size in _SPLIT.findall(row.parallelism) if size != "1")
 
 
+def parts_of(row: PublishedRow) -> int:
+    """The GPUs that share the tensors of each layer.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> [parts_of(row) for row in published_rows() if row.id in ("t-001", "t-021")]
+    [1, 8]
+    """
+    return next((int(size) for name, size in _SPLIT.findall(row.parallelism) if name.lower() == "tp" and size), 1)
+
+
 def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
     if row.config is None:
         yield Reason.NO_SIZES

@@ -59,8 +59,10 @@ EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 #: Projects whose GPUs may split tensors (tp), not layers or experts.
 SPLIT_TENSORS = frozenset({"torchtitan"})
 #: The configurations that simgpu follows, by project.
-_IN_STEP = {"torchtitan": frozenset({"llama-3.1-8b"}), "llm-foundry": frozenset({"mpt-1b"})}
+_IN_STEP = {"torchtitan": frozenset({"llama-3.1-8b", "llama-3.1-70b"}), "llm-foundry": frozenset({"mpt-1b"})}
 FOLLOWED_OF_SEVERAL = _IN_STEP | {name: FOLLOWED[name] for name in DIVIDED}
+#: Options that are modelled in the projects of `_IN_STEP` alone.
+_OPTIONS = frozenset({"selective checkpointing", "float8", "rowwise scales", "async tensor parallelism"})
 #: Beginnings of `PublishedRow.time` that are no time of a step: that of a whole run, or none because memory ran out.
 _NO_STEP = ("total", "OOM")
 
@@ -147,7 +149,7 @@ def _of_the_rest(both: tuple[PublishedRow, PublishedRow]) -> Iterator[SeveralRea
 
 
 def _lacks_of_simgpu(row: PublishedRow) -> Iterator[SeveralReason]:
-    if not (MODELLED | {"selective checkpointing", "float8"}).issuperset(row.uses):
+    if not (MODELLED | _OPTIONS).issuperset(row.uses):
         yield SeveralReason.OPTION
     if row.config not in FOLLOWED_OF_SEVERAL.get(row.project, ()):
         yield SeveralReason.MODEL

@@ -1,4 +1,4 @@
-"""Slowdowns of several GPUs, each predicted from one GPU's step; with what GPUs exchange where they divide a model.
+"""Slowdowns of several GPUs, each predicted from one GPU's step; with what GPUs exchange where they share layers.
 
 The stored predictions were made with default settings; nothing is fitted. `predict_one_gpu` makes one again, which
 needs PyTorch.
@@ -13,7 +13,7 @@ from pathlib import Path
 from simgpu.errors import MissingExtraError
 from simgpu.io.input_files import read_json
 from simgpu.validation.public.rows import PublishedRow, published_rows
-from simgpu.validation.public.selection import DIVIDED
+from simgpu.validation.public.selection import DIVIDED, parts_of
 from simgpu.validation.public.several import slowdowns_of_several
 from simgpu.validation.public.times import PredictedTime, Slowdown
 
@@ -47,8 +47,10 @@ def predict_one_gpu(row: PublishedRow) -> PredictedTime:
         raise MissingExtraError("predicting published rows", "torch", "record")
     from simgpu.validation.public.mpt_rows import timed_mpt_loop
     from simgpu.validation.public.timed_loop import time_of
-    from simgpu.validation.public.titan_rows import timed_titan_loop
+    from simgpu.validation.public.titan_rows import time_of_split, timed_titan_loop
 
+    if parts_of(row) > 1:
+        return PredictedTime(*time_of_split(row))
     assert row.node is not None
     loop, runs = timed_mpt_loop(row) if row.project == "llm-foundry" else timed_titan_loop(row)
     return PredictedTime(*time_of(loop, row.node, runs))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from simgpu.hardware.nodes import load_node
-from simgpu.hardware.spec import LinkSpec
+from simgpu.hardware.spec import GpuSpec, LinkSpec
 from simgpu.recorder.modelled.session import ModelledSession
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Kernel, Phase, Trace
@@ -19,6 +19,7 @@ from simgpu.workloads.compiled.fused import fused_durations
 from simgpu.workloads.timemodel.attention import FlashVersion
 from simgpu.workloads.timemodel.host import step_ns
 from simgpu.workloads.timemodel.model import time_model
+from simgpu.workloads.timemodel.prices import Prices
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,7 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     samples = loop.sequences * loop.micro_batches
     gpu = load_node(node, runs.changes).gpu
     prices = partial(time_model, flash=runs.flash)
-    trace = ModelledSession(
-        loop.factory,
-        samples,
-        loop.optimizer,
-        gpu,
-        datetime.date.today().isoformat(),
-        lambda _: None,
-        prices,
-        hold_output=loop.hold_output,
-        grad_scaler=loop.grad_scaler,
-        micro_batches=loop.micro_batches,
-    ).run()
+    trace = traced(loop, gpu, prices)
     if runs.graph is not None:
         durations = fused_durations(trace, prices(gpu), runs.graph)
         kernels = zip(trace.kernels, durations, strict=True)
@@ -71,6 +61,22 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
     step = sum(durations) if runs.graph is not None else step_ns(durations, waits(trace))
     copies = loop.micro_batches * _copies_ns(runs.offloaded or (), load_node(node, runs.changes).link)
     return step + copies, sum(durations), samples
+
+
+def traced(loop: Loop, gpu: GpuSpec, prices: Callable[[GpuSpec], Prices]) -> Trace:
+    """The operators of a step on fake tensors, with their durations one by one."""
+    return ModelledSession(
+        loop.factory,
+        loop.sequences * loop.micro_batches,
+        loop.optimizer,
+        gpu,
+        datetime.date.today().isoformat(),
+        lambda _: None,
+        prices,
+        hold_output=loop.hold_output,
+        grad_scaler=loop.grad_scaler,
+        micro_batches=loop.micro_batches,
+    ).run()
 
 
 def _copies_ns(sizes: Sequence[int], link: LinkSpec) -> int:

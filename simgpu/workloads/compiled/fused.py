@@ -20,7 +20,8 @@ from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import Prices
 
-_FUSED = frozenset(
+#: Kinds of operators that become one kernel.
+FUSED = frozenset(
     (
         *(OperationKind.ELEMENTWISE, OperationKind.REDUCTION, OperationKind.NORMALIZATION),
         *(OperationKind.SOFTMAX, OperationKind.COPY),
@@ -55,7 +56,7 @@ def _rows(kernels: Sequence[Kernel], graph: Callable[[Kernel], object]) -> Itera
     def row_of(numbered: tuple[int, Kernel]) -> object:
         number, kernel = numbered
         of = graph(kernel)
-        return number if of is None or kind_of(kernel.op) not in _FUSED else (of, kernel.phase)
+        return number if of is None or kind_of(kernel.op) not in FUSED else (of, kernel.phase)
 
     for _, row in groupby(enumerate(kernels), row_of):
         numbers = [number for number, _ in row]
