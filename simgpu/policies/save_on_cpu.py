@@ -95,7 +95,7 @@ class SaveOnCpu(Policy):
                 form = len(graph.blocks) + number
                 writer.acquire((form,))
                 writer.wait(writer.copy_h2d(form, after=writer.signal()))
-                writer.release_after(form, until[number])
+                writer.release_after(form, max(until[number], k))  # an operator may drop it before any kernel runs
             writer.run(k)
             offload(saved[k])
             writer.release_ended(k)

@@ -15,6 +15,7 @@ from simgpu.trace.model import Block, BlockKind, Phase
 from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import ModelledIteration, decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
+from tests.policies.framework_runs import peak, run
 
 _NODE = load_node("h100-x8")
 _ROWS, _WIDTH, _WORDS, _LAYERS = 64, 256, 1024, 2
@@ -88,6 +89,15 @@ def test_collectives_are_those_of_each_layer_and_take_what_the_links_take(batch:
     assert Counter(kernel.phase for kernel in small) == {Phase.FORWARD: 3, Phase.OPTIMIZER: steps}
     copies = [kernel for kernel in trace.kernels if kernel.op == "cat" and (kernel.layer or "").endswith("o_proj")]
     assert len(copies) == _LAYERS * (1 if batch == 1 else 2)  # several samples are copied after gathering too
+
+
+@pytest.mark.parametrize("policy", ["checkpoint", "save_on_cpu", "offload_activations", "vdnn"])
+def test_policies_run_on_a_part_as_on_any_trace(policy: str) -> None:
+    """The backward of the loss's logarithms has no kernel, so that nothing reads what it takes back."""
+    trace = _built(4).trace
+    alone, result = run(trace, "none"), run(trace, policy)
+    assert peak(result) <= peak(alone)
+    assert result.iteration_ns >= alone.iteration_ns
 
 
 def test_one_gpu_is_as_without_tensor_parallelism() -> None:
