@@ -11,13 +11,11 @@ import pytest
 import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.experiments.fit.candidates import candidates, changed
-from simgpu.experiments.fit.outcome import FitOutcome
 from simgpu.experiments.fit.question import Question, sizes
 from simgpu.experiments.fit.result import Fit
 from simgpu.experiments.fit.rows import FitRow, FitRun
 from simgpu.experiments.fit.section_search import spared_by
 from simgpu.experiments.fit.workloads import workload_of
-from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import HostSpec
 from simgpu.planning.search.bisection import largest_by_guess
 from simgpu.simulation.config import RunConfig
@@ -404,45 +402,6 @@ def test_a_configuration_is_named_by_its_folder_or_by_its_own_name(model: Path) 
 
 def test_a_budget_above_the_memory_of_the_gpu_is_reported(ample: Fit) -> None:
     assert dict(ample.facts())["budget"].endswith("as given, more than the GPU has")
-
-
-@pytest.mark.slow
-def test_gpus_that_share_switches_cost_more_and_the_answer_says_how_much() -> None:
-    node = simgpu.load_node("a100-x8", {"gpu.memory": "3 GiB"})
-    single, shared = (simgpu.fit("resnet50", node, batch=64, gpus=gpus) for gpus in (1, 8))
-    assert "sharing" in shared.headings
-    assert "sharing" not in single.headings
-    together = [row for row in shared.rows if row.candidate.shares == 1]
-    assert len(together) < len(shared.rows)
-    for alone, row in zip(single.rows, together, strict=True):
-        if alone.run is not None and row.run is not None and alone.fits and row.fits:
-            assert row.run.alone_ns == alone.run.step_ns
-            assert row.run.step_ns >= alone.run.step_ns
-            assert (row.run.sharing > 0) <= (row.run.link_bytes > 0)
-    assert any(row.run is not None and row.run.sharing > 0.05 for row in shared.rows)
-    assert "on each of 8 GPUs" in shared.answer
-
-
-def test_gpus_that_exchange_data_can_divide_weights_where_no_other_option_fits_as_much(model: Path) -> None:
-    values = json.loads((model / "config.json").read_text()) | {"hidden_size": 512, "intermediate_size": 1536}
-    (larger := model.parent / "larger-llama").mkdir()
-    (larger / "config.json").write_text(json.dumps(values | {"num_hidden_layers": 4}))
-    whole = simgpu.load_node("h100-x8")
-    workload = workload_of(larger, {"optimizer": "adamw-fused"})
-    question = Question(workload, one_of(whole, 8), 1, 128, 2**40, alone=whole, gpus=8)
-    tried = {each.label: each for each in candidates(workload.options, question.sharing)}
-    rows = {label: question.row(tried[label]) for label in ("as it is", "host optimizer", "FSDP2")}
-    needs = {label: run_of(row).reserved for label, row in rows.items()}
-    assert needs["FSDP2"] < needs["as it is"]
-    for budget, best in ((needs["as it is"], "as it is"), (needs["as it is"] - 1, "FSDP2")):
-        within = replace(question, budget=budget)
-        answer = FitOutcome(within, tuple(within.row(row.candidate) for row in rows.values()), question.info(), 0)
-        assert answer.best is not None
-        assert answer.best.candidate.label == best
-    assert rows["FSDP2"].candidate.parameters == {"gpus": 8}
-    assert run_of(rows["FSDP2"]).persistent.total == -(-run_of(rows["as it is"]).persistent.total // 8)
-    alone = Question(workload, simgpu.load_node("h100"), 1, 128, 2**40)
-    assert not any(each.shares > 1 for each in candidates(workload.options, alone.sharing))
 
 
 @pytest.mark.slow
