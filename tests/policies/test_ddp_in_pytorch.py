@@ -10,6 +10,7 @@ import pytest
 from simgpu.hardware.nodes import load_node
 from simgpu.simulation.run import simulate
 from tests.policies.test_fsdp_in_pytorch import model, sgd, squared, torch
+from tests.sets import slow_except
 
 LAYERS, WIDTH, BATCH, GPUS = 4, 300, 200, 4
 
@@ -52,7 +53,7 @@ def measured(bucket_mib: int | None) -> tuple[list[int], int]:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("bucket_mib", [None, 1, 2])
+@pytest.mark.parametrize("bucket_mib", slow_except([None, 1, 2], 1))
 def test_buckets_and_peak_are_those_of_distributed_data_parallel(bucket_mib: int | None) -> None:
     from simgpu.recorder import record
 

@@ -83,10 +83,10 @@ def measured(
 @pytest.mark.parametrize(
     ("gpus", "layers", "width", "batch", "optimizer", "reshard", "mixed", "micro_batches"),
     [
-        (8, 4, 64, 64, sgd, True, False, 1),
-        (8, 3, 60, 16, adamw, True, False, 1),
-        (3, 5, 50, 200, sgd, True, False, 1),
-        (4, 3, 64, 96, adamw, False, False, 1),
+        pytest.param(8, 4, 64, 64, sgd, True, False, 1, marks=pytest.mark.slow),
+        pytest.param(8, 3, 60, 16, adamw, True, False, 1, marks=pytest.mark.slow),
+        pytest.param(3, 5, 50, 200, sgd, True, False, 1, marks=pytest.mark.slow),
+        pytest.param(4, 3, 64, 96, adamw, False, False, 1, marks=pytest.mark.slow),
         (4, 4, 128, 256, adamw, True, True, 1),
         (4, 4, 64, 192, adamw, True, False, 3),
     ],
