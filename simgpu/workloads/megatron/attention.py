@@ -1,10 +1,10 @@
 """Attention of Megatron-LM with TransformerEngine: of heads whose weights one product holds, or multi-head latent.
 
 Sources: ``core/transformer/attention.py`` and ``multi_latent_attention.py`` of Megatron-LM at 23e00ed0 (0.14) with the
-layers of ``core/models/gpt/gpt_layer_specs.py``. Latent attention has YaRN's positions by default, which are applied in
-the place of the queries and in one kernel that puts keys and values together (``core/fusions/
-fused_mla_yarn_rope_apply.py``); its normalizations of narrow vectors belong to the products after them
-(``--qk-layernorm``). TransformerEngine's attention saves queries, keys, values, result and one number for each row.
+layers of ``core/models/gpt/gpt_layer_specs.py``. Latent attention has YaRN's positions by default
+(``core/fusions/fused_mla_yarn_rope_apply.py``): queries are rotated in place, and one kernel puts keys and values
+together. The normalizations of its narrow vectors belong to the products after them (``--qk-layernorm``).
+TransformerEngine's attention saves queries, keys, values, the result and one number for each row.
 """
 
 from __future__ import annotations
