@@ -7,10 +7,12 @@ Overlapped ("async tensor parallelism") they are as in PyTorch 2.13, `_inductor/
 pairs) and `distributed/_symmetric_memory` (how they run). A pair is a gather with the products whose first factor it
 is, or one product with the scatter of its result, in a compiled layer. Sums of several products, which are the
 gradients of a layer's inputs, and conversions of gathered values to float8 stand between, and such exchanges stay as
-they are. Of n parts of a product, each is computed when its tokens have come, or copied when it is computed: the first
-or the last part overlaps with no copy, as `overlapped_ns` has it. Copies need no multiprocessors, and go at the rate
-that the node states for its links. A gather first copies the GPU's own part into a buffer; a scatter adds the parts in
-the end. What other products read of a gathered tensor is copied once more into their order of tokens.
+they are; so does the scatter of a product that has a gather.
+
+Of n parts of a product, each is computed when its tokens have come, or copied when it is computed: the first or the
+last part overlaps with no copy (`overlapped_ns`). Copies need no multiprocessors, and go at the rate that the node
+states for its links. A gather first copies the GPU's own part into a buffer; a scatter adds the parts in the end. What
+other products read of a gathered tensor is copied once more into their order of tokens.
 
 Ignored: barriers among GPUs, and that a product of n parts may be slower than a whole one, which two streams of such
 parts are to avoid. The passes of the PyTorch of each measurement (December 2024, June 2025) were not read.
@@ -73,15 +75,17 @@ class SplitTime:
         """
         durations = list(computed)
         sizes = {block.id: block.bytes for block in trace.blocks}
-        for number, (pair, is_read) in _pairs(trace).items():
+        paired: set[int] = set()
+        for number, (pair, is_read) in sorted(_pairs(trace).items()):
             kernel = trace.kernels[number]
             kind = _KINDS[kernel.op]
             size = sizes[(kernel.writes if kind is Collective.ALL_GATHER else kernel.reads)[0]]
-            if not (self.overlapped and pair):
+            if not (self.overlapped and pair) or paired.intersection(pair):
                 durations[number] = self.alone_ns(kind, size)
                 continue
             products = sum(durations[each] for each in pair)
             durations[number] = self.paired_ns(kind, size, products) + (self._copy_ns(2 * size) if is_read else 0)
+            paired.update(pair)
             for each in pair:
                 durations[each] = 0
         return durations

@@ -7,8 +7,8 @@ clock rate is not known. With Float8, linear layers but that of the logits are t
 tensors, and their conversions part of the compiled layers; weights are gathered in bfloat16 here, in float8 there.
 
 Where GPUs share the tensors of each layer (`split_layers.py`), a GPU has its part of the heads, of the feed-forward
-part and of the words, and the code is that of 820504e2 of 13 June 2025, with full checkpointing or the same list of
-operators. Each operator that a compiled layer repeats counts once, such as the conversion of what three products read
+part and of the words; there checkpoints are full, or save the list of operators of 820504e2 (13 June 2025). Each
+operator that a compiled layer repeats counts once, such as the conversion of what three products read
 (`async_exchanges.once`). Products with scales of rows take the time of those with scales of tensors: no rate of theirs
 was read. The loss needs sums over all GPUs, which are left out.
 
