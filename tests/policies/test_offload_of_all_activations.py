@@ -19,8 +19,9 @@ from simgpu.trace.model import Trace
 from simgpu.validation.public import axolotl_rows
 
 LAYERS = {"blocks": ["model.layers.*"]}
-#: An H100 with memory enough for every policy.
-PLENTIFUL = load_node("h100", {"gpu.memory": "300 GiB", "host.memory": "512 GiB"})
+#: Memory enough for every policy.
+AMPLE = {"gpu.memory": "300 GiB", "host.memory": "512 GiB"}
+PLENTIFUL = load_node("h100", AMPLE)
 
 
 def qwen() -> Trace:
@@ -68,8 +69,16 @@ def test_offloading_all_activations_copies_what_the_host_was_measured_to_hold() 
 
 
 @pytest.mark.slow
-def test_offloading_all_activations_takes_twice_the_time_of_checkpointing() -> None:
-    """Measured 4956.2 and 2677.7 ms, on a GPU and a link that are not stated; simulated on an H100."""
-    everything = simulate(qwen(), PLENTIFUL, "offload_activations").iteration_ns
-    checkpointed = simulate(qwen(), PLENTIFUL, "checkpoint", parameters=LAYERS).iteration_ns
-    assert everything / checkpointed == pytest.approx(4956.2 / 2677.7, rel=0.15)
+def test_the_measured_cost_of_offloading_all_activations_is_within_that_of_gpus_of_80_gb() -> None:
+    """Measured 4956.2 and 2677.7 ms, on a GPU and a link that are not stated."""
+    ratios = {name: _cost_on(name) for name in ("h100-pcie", "a100-80gb", "h100")}
+    assert list(ratios) == sorted(ratios, key=lambda name: ratios[name])
+    assert ratios["h100-pcie"] < 4956.2 / 2677.7 < ratios["h100"]
+
+
+def _cost_on(name: str) -> float:
+    """The step with all activations offloaded, over that with checkpointing."""
+    node = load_node(name, AMPLE)
+    step = axolotl_rows.qwen_step(8192, name)
+    everything = simulate(step, node, "offload_activations").iteration_ns
+    return everything / simulate(step, node, "checkpoint", parameters=LAYERS).iteration_ns
