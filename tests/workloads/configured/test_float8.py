@@ -134,8 +134,8 @@ def test_gains_of_compiled_steps_are_a_few_percent_above_those_published(
     """Llama 3.1 8B with 8,192 tokens on an H100, all of forward and backward compiled, in tokens per second.
 
     torchao's documents (1 sequence) and torchtitan's ``llama3_h100_202412_torchtitan.md`` (2), both with FSDP on eight
-    GPUs, float8 all-gather and selective checkpointing, which are not here. Attention is FlashAttention-2, which PyTorch
-    preferred in 2024. Nothing is fitted to these figures.
+    GPUs, float8 all-gather and selective checkpointing, which are not here. Attention is FlashAttention-2, which
+    PyTorch preferred in 2024. Nothing is fitted to these figures.
     """
     gpu = load_node("h100").gpu
     prices, times = time_model(gpu), []
