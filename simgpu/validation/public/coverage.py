@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from simgpu.validation.public.rows import PublishedRow
-from simgpu.validation.public.selection import MODELLED, Reason, Subject, reasons
+from simgpu.validation.public.selection import Reason, Subject, modelled, reasons
 
 #: Reasons for which simgpu is to blame, not the row.
 _OURS = {Reason.OPTION, Reason.MODEL, Reason.TIMES}
@@ -40,7 +40,7 @@ def coverage(rows: Iterable[PublishedRow], subject: Subject) -> Coverage:
     listed = [(row, reasons(row, subject)) for row in rows]
     against = Counter(found[0] for _, found in listed if found)
     comparable = [(row, found) for row, found in listed if set(found) <= _OURS]
-    options = Counter(word for row, _ in comparable for word in row.uses if word not in MODELLED)
+    options = Counter(word for row, _ in comparable for word in row.uses if word not in modelled(row, subject))
     models = Counter(row.config for row, found in comparable if Reason.MODEL in found and row.config is not None)
     return Coverage(
         subject=subject,

@@ -79,7 +79,13 @@ DIVIDED = frozenset({"SimuMax"})
 #: Tensor, pipeline, expert, context and data parallelism with their sizes: "TP 8", "tp1pp2", "FSDP + EP".
 _SPLIT = re.compile(r"(?<![a-z])(tp|pp|ep|cp|dp)(?![a-z])\s?(\d*)", re.IGNORECASE)
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.
-TIMED = frozenset({"ao", "prime-rl", "transformers"})
+TIMED = frozenset({"ao", "prime-rl", "torchtitan", "transformers"})
+#: The configurations and the options that simgpu follows in times alone, by project. What torchtitan's GPUs hold for
+#: each other (gathered weights, gradients before their sum) is not followed.
+FOLLOWED_IN_TIMES = {"torchtitan": frozenset({"deepseek-v3"})}
+MODELLED_IN_TIMES = {"torchtitan": frozenset({"faked collectives", "selective checkpointing"})}
+#: How torchtitan's rows name the operators that selective checkpointing saves; without it, they are not known.
+SAVED = "saved ops: "
 #: Two measured values that differ by no more than this share of the smaller are not ordered.
 MARGIN = 0.02
 
@@ -138,10 +144,25 @@ def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.NO_GPU
 
 
+def modelled(row: PublishedRow, subject: Subject) -> frozenset[str]:
+    """The options that simgpu models for a row.
+
+    >>> from simgpu.validation.public.rows import published_rows
+    >>> rows = [row for row in published_rows() if row.id in ("t-039", "t-052")]
+    >>> [sorted(set(row.uses) - modelled(row, Subject.TIME)) for row in rows]
+    [[], ['faked collectives', 'selective checkpointing']]
+    """
+    in_times = subject is Subject.TIME and SAVED in row.options
+    return MODELLED | MODELLED_IN_TIMES.get(row.project, frozenset()) if in_times else MODELLED
+
+
 def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
-    if not MODELLED.issuperset(row.uses):
+    if not modelled(row, subject).issuperset(row.uses):
         yield Reason.OPTION
-    if row.config not in FOLLOWED.get(row.project, ()):
+    followed = FOLLOWED.get(row.project, frozenset())
+    if subject is Subject.TIME:
+        followed |= FOLLOWED_IN_TIMES.get(row.project, frozenset())
+    if row.config not in followed:
         yield Reason.MODEL
     if subject is Subject.TIME and row.project not in TIMED:
         yield Reason.TIMES

@@ -95,10 +95,13 @@ def predict_time(row: PublishedRow) -> PredictedTime:
     from simgpu.validation.public.prime_rl_rows import policy_time
     from simgpu.validation.public.prime_rows import timed_prime_loop
     from simgpu.validation.public.timed_loop import time_of
+    from simgpu.validation.public.titan_experts import time_with_experts
 
     assert row.node is not None
     if "policy-gradient loss" in row.uses:
         return PredictedTime(*policy_time(row))
+    if row.project == "torchtitan":
+        return PredictedTime(*time_with_experts(row))
     loops = {"ao": timed_ao_loop, "prime-rl": timed_prime_loop, "transformers": timed_bert_loop}
     loop, runs = loops[row.project](row)
     return PredictedTime(*time_of(loop, row.node, runs))
