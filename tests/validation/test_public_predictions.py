@@ -22,6 +22,7 @@ OF_A_PROJECT = {
     "ao": ("t-091", "allocated"),
     "prime-rl": ("t-208", "reserved"),
     "SimuMax": ("t-506", "allocated"),
+    "torchtitan": ("t-039", "active"),
 }
 
 

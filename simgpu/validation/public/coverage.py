@@ -40,7 +40,7 @@ def coverage(rows: Iterable[PublishedRow], subject: Subject) -> Coverage:
     listed = [(row, reasons(row, subject)) for row in rows]
     against = Counter(found[0] for _, found in listed if found)
     comparable = [(row, found) for row, found in listed if set(found) <= _OURS]
-    options = Counter(word for row, _ in comparable for word in row.uses if word not in modelled(row, subject))
+    options = Counter(word for row, _ in comparable for word in row.uses if word not in modelled(row))
     models = Counter(row.config for row, found in comparable if Reason.MODEL in found and row.config is not None)
     return Coverage(
         subject=subject,

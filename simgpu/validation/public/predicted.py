@@ -83,6 +83,7 @@ def predict(row: PublishedRow) -> Prediction:
     from simgpu.validation.public.loop import peaks_of
     from simgpu.validation.public.prime_rl_rows import policy_loop
     from simgpu.validation.public.prime_rows import prime_loop
+    from simgpu.validation.public.titan_experts import experts_loop
 
     if row.project == "axolotl":
         return Prediction(above_start=peak_above_start(row, _node_of(row)))
@@ -91,6 +92,7 @@ def predict(row: PublishedRow) -> Prediction:
         "litgpt": litgpt_loop,
         "assignment2-systems": cs336_loop,
         "ao": ao_loop,
+        "torchtitan": experts_loop,
         "prime-rl": policy_loop if "policy-gradient loss" in row.uses else prime_loop,
     }
     return Prediction(*peaks_of(loops[row.project](row), _node_of(row)))
@@ -118,6 +120,7 @@ def _predicted(row: PublishedRow, made: Prediction, kind: str) -> int:
     device = None if made.reserved is None else made.reserved + (row.context or 0)
     of_kind = {
         "allocated": made.allocated,
+        "active": made.allocated,  # besides, blocks that another stream still uses; the followed loops have one stream
         "reserved": made.reserved,
         "device": device,
         "allocated delta": made.above_start,

@@ -63,6 +63,7 @@ FOLLOWED = {
     "SimuMax": frozenset(
         {"llama-3-70b-12-layers", "llama-3-405b-4-layers", "deepseek-v2-4-layers", "deepseek-v3-4-layers"}
     ),
+    "torchtitan": frozenset({"deepseek-v3"}),
     "transformers": frozenset({"bert-large-uncased"}),
     "litgpt": frozenset(
         (
@@ -80,11 +81,9 @@ DIVIDED = frozenset({"SimuMax"})
 _SPLIT = re.compile(r"(?<![a-z])(tp|pp|ep|cp|dp)(?![a-z])\s?(\d*)", re.IGNORECASE)
 #: Projects whose loops are followed in all that takes time, such as gradient clipping.
 TIMED = frozenset({"ao", "prime-rl", "torchtitan", "transformers"})
-#: The configurations and the options that simgpu follows in times alone, by project. What torchtitan's GPUs hold for
-#: each other (gathered weights, gradients before their sum) is not followed.
-FOLLOWED_IN_TIMES = {"torchtitan": frozenset({"deepseek-v3"})}
-MODELLED_IN_TIMES = {"torchtitan": frozenset({"faked collectives", "selective checkpointing"})}
-#: How torchtitan's rows name the operators that selective checkpointing saves; without it, they are not known.
+#: Options that are modelled in a project alone, and how its rows name the operators that selective checkpointing saves;
+#: without it, the options are not modelled.
+MODELLED_OF = {"torchtitan": frozenset({"faked collectives", "selective checkpointing"})}
 SAVED = "saved ops: "
 #: Two measured values that differ by no more than this share of the smaller are not ordered.
 MARGIN = 0.02
@@ -144,25 +143,21 @@ def _lacks_of_row(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
         yield Reason.NO_GPU
 
 
-def modelled(row: PublishedRow, subject: Subject) -> frozenset[str]:
+def modelled(row: PublishedRow) -> frozenset[str]:
     """The options that simgpu models for a row.
 
     >>> from simgpu.validation.public.rows import published_rows
     >>> rows = [row for row in published_rows() if row.id in ("t-039", "t-052")]
-    >>> [sorted(set(row.uses) - modelled(row, Subject.TIME)) for row in rows]
+    >>> [sorted(set(row.uses) - modelled(row)) for row in rows]
     [[], ['faked collectives', 'selective checkpointing']]
     """
-    in_times = subject is Subject.TIME and SAVED in row.options
-    return MODELLED | MODELLED_IN_TIMES.get(row.project, frozenset()) if in_times else MODELLED
+    return MODELLED | MODELLED_OF.get(row.project, frozenset()) if SAVED in row.options else MODELLED
 
 
 def _lacks_of_simgpu(row: PublishedRow, subject: Subject) -> Iterator[Reason]:
-    if not modelled(row, subject).issuperset(row.uses):
+    if not modelled(row).issuperset(row.uses):
         yield Reason.OPTION
-    followed = FOLLOWED.get(row.project, frozenset())
-    if subject is Subject.TIME:
-        followed |= FOLLOWED_IN_TIMES.get(row.project, frozenset())
-    if row.config not in followed:
+    if row.config not in FOLLOWED.get(row.project, ()):
         yield Reason.MODEL
     if subject is Subject.TIME and row.project not in TIMED:
         yield Reason.TIMES

@@ -10,25 +10,29 @@ PyTorch's pull request 188644 it reaches 380 TFLOP/s on Blackwell, FlashAttentio
 The memory policy `full` saves the input of a layer, and the products that a row names. Of a layer, backward computes
 again what it reads: neither the last product nor the weighted sum of the experts' results.
 
-A GPU has four experts of each layer and, gathered, all other weights, in bfloat16. It gets as many rows as it sends,
-the same number for each expert, so that a batch of products stands for grouped ones. PyTorch's fake group
-(`FakeProcessGroup.hpp`, PyTorch 2.13) gives each GPU its own numbers of rows back and copies its rows, which takes the
-time of a copy here. That the rows used this version is assumed.
+A GPU stores its part of all weights, their gradients and AdamW's states in float32. It gathers a layer's weights in
+bfloat16 before each pass (`simple_fsdp.py`), of the experts its four. It gets as many rows as it sends, the same number
+for each expert, so that a batch of products stands for grouped ones. PyTorch's fake group (`FakeProcessGroup.hpp`,
+PyTorch 2.13) copies: a gather repeats the GPU's own part, and an exchange has the GPU's own rows, as many as it sends.
+Here, each takes the time of one copy of that size. That the rows used this version is assumed.
 
-Left out, the same in all rows: gathers of weights, of which each is a copy to the places of all GPUs (256, or 4 for
-experts), reductions of gradients, clipping and AdamW on the GPU's share, by their traffic and launches about 0.2 s of a
-step; counts of tokens; that the last layer's output is computed again. The mask also separates documents, of unknown
-lengths; here a sequence is one document.
+Left out: gathers ahead of use and copies between their buffers; counts of tokens; that the last layer's output is
+computed again. The mask also separates documents, of unknown lengths; here a sequence is one document. With
+communication faked, `run_train.sh` leaves PyTorch's allocator at its defaults.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional as f
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -39,6 +43,8 @@ from simgpu.validation.public.timed_loop import Runs, time_of
 
 #: GPUs that share the experts: "EP 64" of the rows.
 _GPUS = 64
+#: GPUs that share the other weights: "FSDP 256". Four of them have the same experts.
+_SHARDS = 256
 #: Parts of the sequence whose logits and loss are computed apart (`ChunkedLossWrapper`).
 _CHUNKS = 8
 #: The number of a product within a layer, by the word for it in a row's options.
@@ -75,11 +81,11 @@ SIZES = ExpertSizes()
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
+    return nn.Linear(inputs, outputs, bias=False, device="meta")
 
 
 def _norm(width: int) -> nn.RMSNorm:
-    return nn.RMSNorm(width, eps=1e-5, dtype=torch.bfloat16)
+    return nn.RMSNorm(width, eps=1e-5, device="meta")
 
 
 class _Attention(nn.Module):
@@ -151,8 +157,8 @@ class _Experts(nn.Module):
         super().__init__()
         self.router, self.chosen = _Router(sizes), sizes.chosen
         shape = sizes.experts // _GPUS, sizes.inner, sizes.width
-        self.w1, self.w3 = (nn.Parameter(torch.empty(shape, dtype=torch.bfloat16)) for _ in range(2))
-        self.w2 = nn.Parameter(torch.empty(shape[0], shape[2], shape[1], dtype=torch.bfloat16))
+        self.w1, self.w3 = (nn.Parameter(torch.empty(shape, device="meta")) for _ in range(2))
+        self.w2 = nn.Parameter(torch.empty(shape[0], shape[2], shape[1], device="meta"))
         self.shared_experts = _FeedForward(sizes.width, sizes.inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -169,8 +175,8 @@ class _Experts(nn.Module):
         results = self._products(received[by_expert])
         returned = torch.empty_like(results)
         returned[by_expert] = results
-        weighted = (_Exchanged.apply(returned).float() * sorted_scores[:, None]).to(x.dtype)
-        return torch.zeros_like(x).scatter_add(0, tokens[:, None].expand(-1, x.size(1)), weighted)
+        result: torch.Tensor = _Combined.apply(_Exchanged.apply(returned), sorted_scores[:, None], tokens[:, None], x)
+        return result
 
     def _products(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.view(self.w1.size(0), -1, x.size(1))
@@ -188,6 +194,59 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0].clone()
+
+
+#: Whether a layer's forward pass is computed again.
+_AGAIN: ContextVar[bool] = ContextVar("again", default=False)
+
+
+class _Combined(torch.autograd.Function):
+    """The sum of each token's rows by their scores, in single precision but for the sum; backward does not read it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        wide = rows.float()
+        ctx.save_for_backward(wide, scores, tokens)
+        total = torch.zeros_like(x)
+        if _AGAIN.get():
+            return total
+        weighted = (wide * scores).to(x.dtype)
+        return total.scatter_add(0, tokens.expand(weighted.shape), weighted)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wide, scores, tokens = ctx.saved_tensors
+        gradient = gradients[0].gather(0, tokens.expand(wide.shape)).float()
+        of_scores = (gradient * wide).sum(-1, keepdim=True)
+        del wide
+        gradient = gradient * scores
+        return gradient.to(gradients[0].dtype), of_scores, None, None
+
+
+class _Gathered(torch.autograd.Function):
+    """A weight in bfloat16 from one GPU's part in float32; backward reduces its gradient in float32, to that part."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, shape: torch.Size, parts: int) -> torch.Tensor:
+        ctx.values = part.numel()
+        return part.to(torch.bfloat16).expand(parts, -1).reshape(-1)[: shape.numel()].view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradients[0].float().reshape(-1)[: ctx.values].clone(), None, None
+
+
+def _divide(model: nn.Module) -> dict[str, tuple[torch.Size, int]]:
+    """Replaces each weight by one GPU's part; the shape of the weight and the number of parts, by name."""
+    found = {}
+    for prefix, module in model.named_modules():
+        for name, each in list(module.named_parameters(recurse=False)):
+            parts = _SHARDS // _GPUS if isinstance(module, _Experts) else _SHARDS
+            found[f"{prefix}.{name}"] = each.shape, parts
+            setattr(module, name, nn.Parameter(torch.zeros(-(-each.numel() // parts))))
+    return found
 
 
 class _Layer(nn.Module):
@@ -208,22 +267,60 @@ class ExpertsModel(nn.Module):
     def __init__(self, sizes: ExpertSizes, length: int, saved: frozenset[str]) -> None:
         super().__init__()
         self.saved = frozenset(_PRODUCTS[word] for word in saved)
-        self.tok_embeddings = nn.Embedding(sizes.words, sizes.width, dtype=torch.bfloat16)
+        self.tok_embeddings = nn.Embedding(sizes.words, sizes.width, device="meta")
         angles = torch.outer(torch.arange(length).float(), 1e4 ** -(torch.arange(0, sizes.rotated, 2) / sizes.rotated))
         self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles)[None, :, None])
         layers = [_Layer(sizes, dense=number < sizes.dense) for number in range(sizes.dense + sizes.layers)]
         self.layers, self.dense = nn.ModuleList(layers), sizes.dense
         self.norm, self.output = _norm(sizes.width), _linear(sizes.width, sizes.words)
+        self.whole = _divide(self)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss."""
-        x = self.tok_embeddings(tokens)
-        for number, layer in enumerate(self.layers):
+        x = f.embedding(tokens, self._weights("tok_embeddings")["weight"])
+        for number in range(len(self.layers)):
             saved = self.saved - {_PRODUCTS["gate"]} if number < self.dense else self.saved
             contexts = partial(_contexts, saved)
-            x = checkpoint(layer, x, self.turns, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
-        parts = zip(self.norm(x).chunk(_CHUNKS, 1), targets.chunk(_CHUNKS, 1), strict=True)
-        return {"loss": torch.stack([_loss(self.output(part), of) for part, of in parts]).sum()}
+            x = checkpoint(self._layer, number, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        x = functional_call(self.norm, self._weights("norm"), (x,))
+        return {"loss": _ChunkedLoss.apply(x, self._weights("output")["weight"], targets)}
+
+    def _layer(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        name = f"layers.{number}"
+        result: torch.Tensor = functional_call(self.layers[number], self._weights(name), (x, self.turns))
+        return result
+
+    def _weights(self, prefix: str) -> dict[str, torch.Tensor]:
+        """The gathered weights of a module, by their names in it."""
+        named = self.get_submodule(prefix).named_parameters()
+        return {name: _Gathered.apply(part, *self.whole[f"{prefix}.{name}"]) for name, part in named}
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """`ChunkedLossWrapper`: logits, loss and gradients of one part of the sequence after another, all in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        of_x, of_weight = torch.zeros_like(x, dtype=torch.float32), torch.zeros_like(weight)
+        total = x.new_zeros((), dtype=torch.float32)
+        parts = zip(x.chunk(_CHUNKS, 1), of_x.chunk(_CHUNKS, 1), targets.chunk(_CHUNKS, 1), strict=True)
+        for part, place, of in parts:
+            with torch.enable_grad():
+                used = part.contiguous().detach().requires_grad_(), weight.detach().requires_grad_()
+                loss = _loss(f.linear(*used), of)
+                gradients = torch.autograd.grad(loss, used)
+            total += loss.detach()
+            place.copy_(gradients[0])
+            of_weight += gradients[1]
+            del loss, gradients, used
+        ctx.save_for_backward(of_x, of_weight)
+        ctx.dtype = x.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        of_x, of_weight = ctx.saved_tensors
+        return of_x.to(ctx.dtype), of_weight, None
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -234,30 +331,43 @@ def _contexts(saved: frozenset[int]) -> Any:
     """saved: numbers of products within a layer, whose results are saved."""
     products = {False: 0, True: 0}
 
-    def policy(context: Any, operator: Any, *given: Any, **_: Any) -> CheckpointPolicy:
-        kept = _is_unread(operator, given)
-        if operator is torch.ops.aten.mm.default:
-            products[context.is_recompute] += 1
-            kept = products[context.is_recompute] in saved
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator is not torch.ops.aten.mm.default:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        products[context.is_recompute] += 1
+        kept = products[context.is_recompute] in saved
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    first, again = create_selective_checkpoint_contexts(policy)
+    return first, _again(again)
 
 
-def _is_unread(operator: Any, given: tuple[Any, ...]) -> bool:
-    """Whether backward reads neither its result nor what follows: experts' results, weighted, rounded, added up."""
-    aten = torch.ops.aten
-    if operator is aten.scatter_add.default:
-        return True
-    return operator in (aten.mul.Tensor, aten._to_copy.default) and (
-        given[0].dim() == 2 and given[0].dtype is torch.float32
-    )
+@contextmanager
+def _again(mode: AbstractContextManager[Any]) -> Iterator[None]:
+    token = _AGAIN.set(True)
+    try:
+        with mode:
+            yield
+    finally:
+        _AGAIN.reset(token)
+
+
+class _ClippedAdamW(torch.optim.AdamW):
+    """The fused AdamW after clipping gradients to a norm of 1."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, fused=True)
+
+    def step(self, closure: Any = None) -> Any:
+        """One step; there is no closure."""
+        torch.nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 1.0)
+        return super().step(closure)
 
 
 def experts_loop(row: PublishedRow, sizes: ExpertSizes = SIZES) -> Loop:
     """Forward and backward of a row's batch on one GPU."""
     assert row.sequences is not None
-    return Loop(partial(_made, row, sizes), row.sequences, optimizer=torch.optim.SGD)
+    return Loop(partial(_made, row, sizes), row.sequences, optimizer=_ClippedAdamW)
 
 
 def time_with_experts(row: PublishedRow) -> tuple[int, int, int]:
@@ -266,9 +376,7 @@ def time_with_experts(row: PublishedRow) -> tuple[int, int, int]:
     Layers with experts are alike, so that each beyond the third takes what the third adds to two.
     """
     assert row.node is not None
-    two, three = (
-        time_of(experts_loop(row, replace(SIZES, layers=layers)), row.node, Runs(optimizer=False)) for layers in (2, 3)
-    )
+    two, three = (time_of(experts_loop(row, replace(SIZES, layers=layers)), row.node, Runs()) for layers in (2, 3))
     step, kernels = (one + (SIZES.layers - 2) * (more - one) for one, more in zip(two[:2], three[:2], strict=True))
     return step, kernels, two[2]
 
