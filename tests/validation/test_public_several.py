@@ -151,7 +151,7 @@ def test_a_job_of_megatron_comes_out_again(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not installed("torch", "2.13"), reason="predictions were made with PyTorch 2.13")
 def test_one_gpu_of_several_comes_out_again() -> None:
-    for name in ("t-001", "t-002", "t-374", *(("t-003",) if installed("torchao", "0.14") else ())):
+    for name in ("t-001", "t-002", "t-191", "t-374", *(("t-003",) if installed("torchao", "0.14") else ())):
         again, stored = predict_one_gpu(ROWS[name]), stored_times_of_several()[name]
         assert again.step_ns == pytest.approx(stored.step_ns, rel=0.001)
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as f
 
 #: `MAX_LORAS` of the benchmark, and the rank in a row's options.
-_ADAPTERS, _RANK = 4, 16
+ADAPTERS, RANK = 4, 16
 
 
 class CompiledLayer(nn.Module):
@@ -32,38 +32,41 @@ class CompiledLayer(nn.Module):
         for part in (layer.self_attn, layer.mlp):
             for name, each in list(part.named_children()):
                 if isinstance(each, nn.Linear):
-                    setattr(part, name, _Adapted(each, grouped=grouped))
+                    setattr(part, name, Adapted(each, grouped=grouped))
 
     def forward(self, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """The output, of the shape of x. turns: cosines and sines."""
-        h = x + self._attention(_normalized(x, self.layer.input_layernorm), turns)
-        y, mlp = _normalized(h, self.layer.post_attention_layernorm), self.layer.mlp
-        result: torch.Tensor = h + mlp.down_proj(_Gated.apply(mlp.gate_proj(y), mlp.up_proj(y)))
+        h = x + self._attention(normalized(x, self.layer.input_layernorm), turns)
+        y, mlp = normalized(h, self.layer.post_attention_layernorm), self.layer.mlp
+        result: torch.Tensor = h + mlp.down_proj(Gated.apply(mlp.gate_proj(y), mlp.up_proj(y)))
         return result
 
     def _attention(self, x: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         part = self.layer.self_attn
         shape = (*x.shape[:-1], -1, part.head_dim)
-        q = _Turned.apply(_normalized(part.q_proj(x).view(shape), part.q_norm), *turns)
-        k = _Turned.apply(_normalized(part.k_proj(x).view(shape), part.k_norm), *turns)
+        q = Turned.apply(normalized(part.q_proj(x).view(shape), part.q_norm), *turns)
+        k = Turned.apply(normalized(part.k_proj(x).view(shape), part.k_norm), *turns)
         q, k, v = (each.transpose(1, 2) for each in (q, k, part.v_proj(x).view(shape)))
         out = f.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         result: torch.Tensor = part.o_proj(out.transpose(1, 2).reshape(*x.shape[:-1], -1))
         return result
 
 
-def _normalized(x: torch.Tensor, norm: Any) -> torch.Tensor:
+def normalized(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    """A normalized tensor. norm: Transformers' module, or one with such attributes."""
     return f.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-class _Adapted(nn.Module):
+class Adapted(nn.Module):
     """A frozen linear layer with adapters, of which the first has all tokens. grouped: products need no `cat`."""
 
     def __init__(self, base: nn.Linear, *, grouped: bool) -> None:
         super().__init__()
         self.base, self.grouped = base, grouped
-        self.down = nn.ParameterList(torch.randn(_RANK, base.in_features) for _ in range(_ADAPTERS))
-        self.up = nn.ParameterList(torch.zeros(base.out_features, _RANK) for _ in range(_ADAPTERS))
+        shapes, dtype = ((RANK, base.in_features), (base.out_features, RANK)), base.weight.dtype
+        self.down, self.up = (
+            nn.ParameterList(torch.zeros(shape, dtype=dtype) for _ in range(ADAPTERS)) for shape in shapes
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.view(-1, x.size(-1))
@@ -71,12 +74,12 @@ class _Adapted(nn.Module):
         down, up = torch.stack([*self.down]), torch.stack([*self.up])
         added = rows @ down[0].T @ up[0].T
         if not self.grouped:
-            added = torch.cat([added, *(added[:0] for _ in range(_ADAPTERS - 1))])
+            added = torch.cat([added, *(added[:0] for _ in range(ADAPTERS - 1))])
         result = torch.addcmul(base, rows.new_ones(rows.size(0), 1), added)
         return result.view(*x.shape[:-1], -1)
 
 
-class _Turned(torch.autograd.Function):
+class Turned(torch.autograd.Function):
     """Rotary position embedding, by halves of each head. x: batch, tokens, heads, width."""
 
     @staticmethod
@@ -99,7 +102,7 @@ def _turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, directi
     return result
 
 
-class _Gated(torch.autograd.Function):
+class Gated(torch.autograd.Function):
     """`silu(gate) * up`."""
 
     @staticmethod

@@ -13,6 +13,11 @@ With offload (`utils/act_offloading.py`), the inputs of checkpoints and what els
 memory when saved and back when used, on the stream that computes; weights stay. The workflow of the benchmark sets
 expandable segments for PyTorch's allocator (`.github/workflows/benchmarks.yaml`).
 
+INTELLECT-3 (`glm_layers.py`) runs on eight GPUs that share its weights. Its time is that of the weights that FSDP has
+gathered, in bfloat16; ignored in both rows of a slowdown are gathering of weights and reduction of the adapters'
+gradients with their copies, most of which overlap with a layer's compute, and clipping on a GPU's share. Its embedding
+and head are two, and only adapters have gradients.
+
 Approximated, besides what `prime_rows.py` says: one product with the first adapter stands for a grouped product, and
 the embedding's weights in bfloat16 live from a forward pass to the next. Left out: masks and statistics of the loss,
 which are a few numbers for each token.
@@ -34,6 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 from simgpu.hardware.nodes import load_node
 from simgpu.validation.public.compiled_layers import CompiledLayer
+from simgpu.validation.public.glm_layers import GLM_SIZES, GlmModel
 from simgpu.validation.public.loop import Loop
 from simgpu.validation.public.prime_rows import (
     MICRO_BATCHES,
@@ -123,9 +129,13 @@ class PolicyModel(nn.Module):
         self, config: str, layers: int | None = None, *, adapted: bool, grouped: bool, moved: list[int] | None = None
     ) -> None:
         super().__init__()
-        self.model = qwen3(config, layers)
         self.moved = moved
         self._shared: torch.Tensor | None = None
+        if config in GLM_SIZES:
+            assert adapted  # all that its rows have
+            self.model: Any = GlmModel(GLM_SIZES[config], layers, grouped=grouped)
+            return
+        self.model = qwen3(config, layers)
         if adapted:
             self.model.requires_grad_(False)
         compiled = (CompiledLayer(layer, adapted=adapted, grouped=grouped) for layer in self.model.layers)
@@ -148,7 +158,8 @@ class PolicyModel(nn.Module):
         for layer in whole.layers:
             x = checkpoint(_run, layer, x, turns, use_reentrant=False, preserve_rng_state=False)
         x = functional_call(whole.norm, halves(whole.norm), (x,))
-        found: tuple[torch.Tensor, ...] = _ChunkedHead.apply(x.view(-1, x.size(-1)), shared, labels.view(-1))
+        head = whole.lm_head.weight if isinstance(whole, GlmModel) else shared
+        found: tuple[torch.Tensor, ...] = _ChunkedHead.apply(x.view(-1, x.size(-1)), head, labels.view(-1))
         return found
 
     def _offloading(self, moved: list[int]) -> saved_tensors_hooks:
@@ -158,7 +169,8 @@ class PolicyModel(nn.Module):
 
         def pack(tensor: torch.Tensor) -> Any:
             size = tensor.numel() * tensor.element_size()
-            if size < _LEAST or tensor.untyped_storage()._cdata in weights:
+            is_weight = isinstance(tensor, nn.Parameter) or tensor.untyped_storage()._cdata in weights
+            if size < _LEAST or is_weight:
                 return tensor
             moved.append(size)
             return tensor.shape, tensor.dtype, tensor.device
@@ -194,15 +206,17 @@ def policy_loop(row: PublishedRow) -> Loop:
 def policy_time(row: PublishedRow) -> tuple[int, int, int]:
     """Nanoseconds of a step and of its kernels, and its samples.
 
-    Layers are alike, so that each beyond the third takes what the third adds to two.
+    Layers are alike, so that each beyond the third takes what the third adds to two. Of several GPUs, what runs on a
+    share of the weights is left out.
     """
     assert row.config is not None and row.node is not None
     runs = []
     for layers in (2, 3):
         moved: list[int] = []
-        runs.append(time_of(_loop(row, layers, moved), row.node, Runs(layer_of, offloaded=moved, flash=flash_of(row))))
+        how = Runs(layer_of, optimizer=row.gpus == 1, offloaded=moved, flash=flash_of(row))
+        runs.append(time_of(_loop(row, layers, moved), row.node, how))
     (step, kernels, samples), (longer, more, _) = runs
-    others = layers_of(row.config) - 2
+    others = (GLM_SIZES[row.config].layers if row.config in GLM_SIZES else layers_of(row.config)) - 2
     return step + others * (longer - step), kernels + others * (more - kernels), samples
 
 

@@ -60,7 +60,7 @@ EXCHANGED = frozenset({"lora", "own FSDP", "sharded optimizer"})
 SPLIT_TENSORS = frozenset({"torchtitan"})
 #: The configurations that simgpu follows, by project.
 _IN_STEP = {"torchtitan": frozenset({"llama-3.1-8b", "llama-3.1-70b"}), "llm-foundry": frozenset({"mpt-1b"})}
-FOLLOWED_OF_SEVERAL = _IN_STEP | {name: FOLLOWED[name] for name in DIVIDED}
+FOLLOWED_OF_SEVERAL = _IN_STEP | {"prime-rl": frozenset({"intellect-3"})} | {name: FOLLOWED[name] for name in DIVIDED}
 #: Options that are modelled in the projects of `_IN_STEP` alone.
 _OPTIONS = frozenset({"selective checkpointing", "float8", "rowwise scales", "async tensor parallelism"})
 #: Beginnings of `PublishedRow.time` that are no time of a step: that of a whole run, or none because memory ran out.

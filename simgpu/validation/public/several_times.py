@@ -46,11 +46,14 @@ def predict_one_gpu(row: PublishedRow) -> PredictedTime:
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("predicting published rows", "torch", "record")
     from simgpu.validation.public.mpt_rows import timed_mpt_loop
+    from simgpu.validation.public.prime_rl_rows import policy_time
     from simgpu.validation.public.timed_loop import time_of
     from simgpu.validation.public.titan_rows import time_of_split, timed_titan_loop
 
     if parts_of(row) > 1:
         return PredictedTime(*time_of_split(row))
+    if row.project == "prime-rl":
+        return PredictedTime(*policy_time(row))
     assert row.node is not None
     loop, runs = timed_mpt_loop(row) if row.project == "llm-foundry" else timed_titan_loop(row)
     return PredictedTime(*time_of(loop, row.node, runs))
