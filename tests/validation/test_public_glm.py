@@ -1,4 +1,4 @@
-"""INTELLECT-3's layers against plain operators, its number of weights, its predicted times against bounds by hand."""
+"""INTELLECT-3's layers against plain operators, its number of weights, and predicted times against bounds by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simgpu.validation.public.several_times import stored_times_of_several
 
 torch = pytest.importorskip("torch")
 
-#: Rows that several GPUs predict: with recomputed layers, and with offloaded inputs of layers.
+#: Rows of eight GPUs: with recomputed layers, and with their inputs offloaded, too.
 RECOMPUTED, OFFLOADED = "t-190", "t-191"
 
 
@@ -37,7 +37,10 @@ def _gradients(call: Any, x: Any) -> tuple[Any, Any]:
 
 
 def test_the_model_has_the_published_number_of_weights() -> None:
-    """106,852,251,264 with a bias of each expert, as public tables of Hugging Face's models list INTELLECT-3."""
+    """106,852,251,264 with a bias of each expert, as a table of Hugging Face's models by others lists INTELLECT-3.
+
+    The model's own page was not read; a report of training GLM-4.5-Air counts 5,760 less, without these biases.
+    """
     from simgpu.validation.public.glm_layers import GLM_SIZES, GlmModel, is_adapter
 
     with torch.device("meta"):
