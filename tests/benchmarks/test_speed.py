@@ -19,7 +19,9 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 from subprocess import DEVNULL, PIPE
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import simpy
 
@@ -62,8 +64,10 @@ def densenet() -> TaskGraph:
 
 
 def planned(graph: TaskGraph, policy: str) -> Program:
-    context = PlanContext(graph, NODE, NODE.budget, trial=None, rng=None)  # type: ignore[arg-type]
-    return make_policy(policy).plan(context)
+    def no_trial(program: Program) -> NoReturn:
+        pytest.fail(f"{policy} needs no trial run")
+
+    return make_policy(policy).plan(PlanContext(graph, NODE, NODE.budget, no_trial, np.random.default_rng(0)))
 
 
 def run(
@@ -109,14 +113,14 @@ def interleaved(work: Callable[[], object], rounds: int = 7) -> tuple[float, flo
     [("none", "counting", 0.08, 0.15), ("none", "addressed", 0.06, 0.12), ("vdnn", "counting", 0.04, 0.08)],
 )
 def test_spans_per_second(
-    densenet: TaskGraph, policy: str, pool: str, floor: float, aim: float, benchmark: object, report: Report
+    densenet: TaskGraph, policy: str, pool: str, floor: float, aim: float, benchmark: Any, report: Report
 ) -> None:
     program = planned(densenet, policy)
     spans = spans_of(run(program, densenet, pool))
     total, bare = interleaved(lambda: run(program, densenet, pool), rounds=3)
     ratio = bare * spans / total
-    benchmark.extra_info["spans per second over bare SimPy events per second"] = ratio  # type: ignore[attr-defined]
-    benchmark.pedantic(run, args=(program, densenet, pool), rounds=3)  # type: ignore[attr-defined]
+    benchmark.extra_info["spans per second over bare SimPy events per second"] = ratio
+    benchmark.pedantic(run, args=(program, densenet, pool), rounds=3)
     what = f"{policy}, {pool} pool: spans/s over SimPy events/s"
     report(what, ratio, f"floor {floor}, aim {aim}", ratio >= floor)
     total, bare = interleaved(lambda: run(program, densenet, pool, iterations=3), rounds=5)
