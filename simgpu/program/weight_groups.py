@@ -1,8 +1,8 @@
 """Groups of weights that are on the GPU only while layers compute with them, and where on the compute stream that is.
 
-Policies whose weights come and go (`simgpu.program.host_weights`, `simgpu.program.sharding`) share it: a group is what
-FSDP2's `fully_shard` wraps, in forward and again in backward, with what a checkpoint runs again there; all other layers
-are the root group, whose weights stay from the first kernel to the last one of backward.
+Policies whose weights come and go (`simgpu.program.host_weights`, `simgpu.program.fully_sharded`) share it: a group is
+what FSDP2's `fully_shard` wraps, in forward and again in backward, with what a checkpoint runs again there; all other
+layers are the root group, whose weights stay from the first kernel to the last one of backward.
 """
 
 from __future__ import annotations

@@ -133,6 +133,10 @@ def _model(values: Mapping[str, Any], architecture: str, file: Path, dtype: str,
         create = getattr(transformers, architecture)._from_config if architecture else automatic.from_config
         model: torch.nn.Module = create(config, torch_dtype=getattr(torch, dtype), attn_implementation=attention)
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, ZeroDivisionError, RuntimeError) as error:
-        what = f"transformers {transformers.__version__} does not build it: {error!s:.300}"
+        named = f"transformers {transformers.__version__}"
+        if attention != "eager" and "scaled_dot_product_attention" in str(error):
+            what = f"{named} has no {attention} attention of a {family}"
+            raise InputError.single(file, "", what, "give attention eager (--attention eager)") from error
+        what = f"{named} does not build it: {error!s:.300}"
         raise InputError.single(file, "", what, _REMEDY) from error
     return model

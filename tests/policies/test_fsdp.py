@@ -184,6 +184,15 @@ def test_unsupported_parameters_are_refused(where: NodeSpec, parameters: dict[st
         run(where, **parameters)
 
 
+@pytest.mark.parametrize("policy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("op", [Collective.ALL_REDUCE, "recv"])
+def test_a_trace_of_one_of_several_gpus_is_refused(policy: str, op: str) -> None:
+    first, *others = layers().kernels
+    trace = replace(layers(), kernels=(replace(first, op=op), *others))
+    with pytest.raises(InputError, match="exchanges data: the trace is already that of one of several GPUs"):
+        simulate(trace, node(), policy, parameters={"gpus": GPUS})
+
+
 def test_each_recorded_micro_batch_gathers_weights_and_adds_to_the_sum_of_its_gradients() -> None:
     trace = decoder(micro_batches=2)
     result = simulate(trace, load_node("h100-x8"), "fsdp")

@@ -31,6 +31,18 @@ _SIZES = {
 }
 
 
+_LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+_MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+_DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+}
 #: A DiT and a U-Net with SDXL's additions.
 _DIT = {"_class_name": "DiTTransformer2DModel", "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8}
 _UNET = {
@@ -53,17 +65,21 @@ def _file(folder: Path, **values: Any) -> Path:
     return file
 
 
-def test_recording_of_a_configuration_is_the_iteration_that_is_modelled_without_pytorch(tmp_path: Path) -> None:
-    file = _file(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
-    factory = configured_model(file, length=32, dtype="bfloat16")
+@pytest.mark.parametrize("values", [_LLAMA, _MIXTRAL, _DEEPSEEK], ids=lambda values: values["model_type"])
+def test_recording_of_a_configuration_is_the_iteration_that_is_modelled_without_pytorch(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    file = _file(tmp_path, **values)
+    factory = configured_model(file, length=31, dtype="bfloat16")
     followed = record(factory, batch=2, gpu="h100", optimizer="adamw", hold_output=True)
-    modelled = decoder_iteration(read_decoder(file), batch=2, length=32, gpu=load_node("h100").gpu).trace
+    modelled = decoder_iteration(read_decoder(file), batch=2, length=31, gpu=load_node("h100").gpu).trace
     assert [kernel.op.removeprefix("aten::") for kernel in followed.kernels] == [
         kernel.op for kernel in modelled.kernels
     ]
     peaks = [trace_stats(trace).peak_needed for trace in (followed, modelled)]
     assert peaks[0] and peaks[1] and peaks[0].bytes == peaks[1].bytes
     assert followed.info.model == tmp_path.name
+    assert ("balanced routing" in followed.info.notes) == (values is not _LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +111,7 @@ def test_labels_have_the_shape_that_the_class_trains_on(
         ),
         ({"model_type": "llama", "architectures": ["NoneForCausalLM"]}, "has no attribute NoneForCausalLM"),
         ({"model_type": "llama", "num_attention_heads": 0}, "does not build it"),
+        ({"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}, "no sdpa .*; give attention eager"),
     ],
 )
 def test_configuration_that_transformers_cannot_build_is_refused(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.collectives import Group
+from simgpu.hardware.collectives import Collective, Group
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext, Trial, no_progress, parameter
@@ -18,6 +18,8 @@ from simgpu.policies.common.inside import Outer
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
 
+#: Operators of modelled traces by which GPUs exchange data; the last waits for another stage of a pipeline.
+_EXCHANGES = frozenset((*Collective, "recv"))
 #: A note on each result.
 ONE_GPU = "samples per second are those of one GPU"
 
@@ -47,11 +49,13 @@ class TrainsTogether(Outer):
         """One iteration. With one GPU that of the policy `inside`.
 
         Raises `InputError` for a node that does not state the links which the GPUs need, for several compute streams,
-        for an optimizer that does not come last, and for a policy inside that moves what the GPUs share.
+        for an optimizer that does not come last, for a trace of one of several GPUs, and for a policy inside that moves
+        what the GPUs share.
         """
         if self.group.ranks == 1:
             return planned(self.inner, context)
         check_optimizer(context.graph, self.name)
+        _check_alone(context.graph)
         exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))
 
         def trial(program: Program) -> Trial:
@@ -62,3 +66,12 @@ class TrainsTogether(Outer):
     @abstractmethod
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Adds to a program of the policy inside what the GPUs exchange."""
+
+
+def _check_alone(graph: TaskGraph) -> None:
+    """Raises `InputError` for a trace whose kernels exchange data with other GPUs, which share the node's links."""
+    exchange = next((each for each in graph.kernels if each.op in _EXCHANGES), None)
+    if exchange is not None:
+        what = f"kernel '{exchange.id}' exchanges data: the trace is already that of one of several GPUs"
+        remedy = "model it for one GPU, without --tensor-parallel and --megatron"
+        raise InputError.single(graph.trace.name, "policy", what, remedy)

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu.errors import InputError, SimgpuError
+from simgpu.recorder.modelled.balanced_routing import BalancedRouting
 from simgpu.recorder.modelled.finite_checks import FiniteChecks
 from simgpu.recorder.operators import access
 from simgpu.recorder.unsupported import raised_at
@@ -47,6 +48,8 @@ class FakeTensors(FakeTensorMode):
         self.is_outside_model: Callable[[], bool] = lambda: False
         self.took_as_one = False
         self.known = KnownValues()
+        #: Which tokens experts get; None in a model without them.
+        self.routing: BalancedRouting | None = None
         #: Whether operators have the form that they have on CUDA, whose layer normalization saves float32 statistics
         #: also for half-precision inputs (``layer_norm_kernel.cu``); on a CPU they have the input's format.
         self.as_on_gpu = False
@@ -67,6 +70,11 @@ class FakeTensors(FakeTensorMode):
                 return found
             if self._may_assume(args[0]):
                 return self._unknown(args[0])
+        if func is torch.ops.aten.nonzero.default and self.routing is not None and self.known.real(args[0]) is None:
+            with self:
+                places = self.routing.nonzero(args[0])
+            if places is not None:
+                return places
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
@@ -140,6 +148,7 @@ class FakeTensors(FakeTensorMode):
             loss=faked(workload.loss),
         )
         self.known.can_draw = False
+        self.routing = BalancedRouting.of(settled.module)
         parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
         self.known.forget(parameter for part in parts for parameter in part.parameters())
         given = (*settled.input_tensors().values(), *settled.labels)

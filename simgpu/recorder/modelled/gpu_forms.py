@@ -3,9 +3,10 @@
 Fake CUDA tensors need a PyTorch built with CUDA; fake CPU tensors work everywhere, and nearly all operators are
 dispatched alike. Operators that differ and affect a model's memory get their CUDA form here: dropout (one operator
 whose mask has one byte per value), attention (one fused operator that stores no scores), linear layers (the bias is
-added in place, except while operators are intercepted), RMS normalization (one operator) and optimizers (one multi-
-tensor operator for all weights; step counts on the host). Two differences remain: the name of batch normalization,
-which is the only difference of cuDNN's, and recurrent layers, which cuDNN fuses over all steps.
+added in place, except while operators are intercepted), RMS normalization (one operator), ``one_hot`` (zeros and a
+scatter) and optimizers (one multi-tensor operator for all weights; step counts on the host). Two differences remain:
+the name of batch normalization, which is the only difference of cuDNN's, and recurrent layers, which cuDNN fuses over
+all steps.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def gpu_forms(architecture: str | None) -> Iterator[None]:
         onednn.enabled = False
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("linear", _linear, "AutogradCPU")
+        library.impl("one_hot", _one_hot, "AutogradCPU")
         library.impl("rms_norm", _rms_norm, "AutogradCPU")
         library.impl("scaled_dot_product_attention", Attention(architecture), "AutogradCPU")
         yield
@@ -69,6 +71,15 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
         rows = torch.addmm(bias, x.reshape(prod(x.shape[:-1]), x.shape[-1]), weight.t())
         return rows.view(*x.shape[:-1], weight.shape[0])
     return torch.matmul(x, weight.t()).add_(bias)
+
+
+def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Computes it as ``ATen/native/Onehot.cpp`` does where tensors have values; that of fake tensors compares."""
+    if num_classes < 1:  # it depends on values, or is refused
+        result: torch.Tensor = torch.ops.aten.one_hot.default.decompose(x, num_classes)
+        return result
+    zeros = torch.zeros(*x.shape, num_classes, dtype=x.dtype, device=x.device)
+    return zeros.scatter_(-1, x.unsqueeze(-1), 1)
 
 
 def _rms_norm(

@@ -12,6 +12,7 @@ from simgpu.recorder.modelled.fake_tensors import FakeTensors
 from simgpu.recorder.modelled.operations import OperatorWork
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.workload import Workload, cross_entropy_of_scores
+from simgpu.workloads.configured.experts import ROUTING_NOTE
 from simgpu.workloads.timemodel.formats import model_notes
 
 
@@ -42,7 +43,13 @@ def assumed_values(mode: FakeTensors) -> str:
         notes += " Checks for NaN and infinity find none."
     if mode.took_as_one:
         notes += " Optimizer or loop read values of tensors, which do not exist; they are taken to be one."
-    return notes
+    return "".join((notes, *(f" {note}" for note in balanced(mode))))
+
+
+def balanced(mode: FakeTensors) -> Iterator[str]:
+    """Yields what a router is taken to choose, if a module has asked."""
+    if mode.routing is not None and mode.routing.is_used:
+        yield ROUTING_NOTE.strip()
 
 
 def assumed_loss(workload: Workload) -> Iterator[str]:

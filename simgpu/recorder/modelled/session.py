@@ -26,7 +26,7 @@ from simgpu.recorder.modelled.cuda_autocast import autocast_as_on_gpu
 from simgpu.recorder.modelled.fake_tensors import FakeTensors, fake_tensors
 from simgpu.recorder.modelled.gpu_forms import gpu_forms, step_as_on_gpu, step_counts
 from simgpu.recorder.modelled.hidden import CudaOperators
-from simgpu.recorder.modelled.notes import assumed_loss, assumed_values, modelling_notes, uncounted_memory
+from simgpu.recorder.modelled.notes import assumed_loss, assumed_values, balanced, modelling_notes, uncounted_memory
 from simgpu.recorder.modelled.pricing import WorkPass, all_algorithms, durations, priced_as_set, prices_of
 from simgpu.recorder.notes import KernelNote
 from simgpu.recorder.optimizers import find_optimizer, make_optimizer
@@ -132,6 +132,7 @@ class ModelledSession:
             stack.enter_context(self._explained())
             program.notes += [*assumed_loss(workload), *uncounted_memory(workload.module, workload.loss)]
             watch_loop(workload, partial(self._optimizer, stack, mode), loop, hidden, self._on_host, program)
+            program.notes += balanced(mode)
         return program
 
     def _prepared(self, stack: ExitStack) -> tuple[FakeTensors, Workload, Autocasts]:

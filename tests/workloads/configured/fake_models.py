@@ -121,14 +121,13 @@ def expected(
 def balanced_routing(values: dict[str, Any]) -> Iterator[None]:
     """Fake tensors have no values that a router could choose by: `nonzero` gives each expert an equal number of tokens.
 
-    The first of them have one more if they do not divide. ``one_hot`` has the form that it has on CUDA: zeros and a
-    scatter (PyTorch's ``ATen/native/Onehot.cpp``); that of fake tensors compares.
+    The first of them have one more if they do not divide.
     """
     config = _config(values)
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     count = next((getattr(config, name) for name in names if hasattr(config, name)), None)
-    operators, functions = fake_impls.op_implementations_dict, torch.nn.functional
-    nonzero, one_hot, calls = torch.ops.aten.nonzero.default, functions.one_hot, iter(range(2**30))
+    operators = fake_impls.op_implementations_dict
+    nonzero, calls = torch.ops.aten.nonzero.default, iter(range(2**30))
     before = operators[nonzero]
 
     def balanced(mode: Any, func: Any, mask: Any) -> Any:
@@ -137,17 +136,14 @@ def balanced_routing(values: dict[str, Any]) -> Iterator[None]:
         rows = each + (next(calls) % count < rest)
         return mask.new_empty_strided((rows, 2), (1, rows), dtype=torch.int64)
 
-    def scattered(x: Any, num_classes: int) -> Any:
-        return torch.zeros(*x.shape, num_classes, dtype=x.dtype).scatter_(-1, x.unsqueeze(-1), 1)
-
     if count is None:
         yield
         return
-    operators[nonzero], functions.one_hot = balanced, scattered
+    operators[nonzero] = balanced
     try:
         yield
     finally:
-        operators[nonzero], functions.one_hot = before, one_hot
+        operators[nonzero] = before
 
 
 @contextmanager
@@ -223,7 +219,7 @@ def recorded(
 
     # The package has no kernels of cuDNN, which PyTorch prefers on an H100.
     kernels = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if attention == "flash_attention_2" else nullcontext()
-    with balanced_routing(values), kernels:
+    with kernels:
         return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
 
 

@@ -1,0 +1,58 @@
+"""`BalancedRouting`: the tokens of each expert where fake tensors have no values that a router could choose by.
+
+Modules of transformers ask with ``nonzero`` which tokens are an expert's, one expert after another, and some first ask
+which experts have any. Here all have some: each gets tokens x chosen / experts, the first ones one more if these do not
+divide, as in `simgpu.workloads.configured.experts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Attributes of transformers' configurations with the number of a layer's experts.
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass
+class BalancedRouting:
+    """experts: of a layer. chosen: of them for each token. is_used: whether a module has asked."""
+
+    experts: int
+    chosen: int
+    is_used: bool = False
+    _calls: count[int] = field(default_factory=count)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> BalancedRouting | None:
+        """The routing of a model of transformers, by its configuration; None for a model without experts."""
+        config: Any = getattr(module, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        numbers = [getattr(config, name, None) for name in _COUNTS]
+        experts = next((number for number in numbers if isinstance(number, int) and number > 0), None)
+        chosen = getattr(config, "num_experts_per_tok", None)
+        return None if experts is None or not isinstance(chosen, int) else cls(experts, chosen)
+
+    def nonzero(self, mask: torch.Tensor) -> torch.Tensor | None:
+        """The places in a mask of an expert's tokens, (choices, tokens) or (tokens, choices), or in one of experts.
+
+        They have the order of memory that ``nonzero`` gives them. None for another mask.
+        """
+        rows = self._rows(mask.shape)
+        if rows is None:
+            return None
+        self.is_used = True
+        return mask.new_empty_strided((rows, mask.dim()), (1, rows), dtype=torch.int64)
+
+    def _rows(self, shape: Sequence[int]) -> int | None:
+        if [*shape] == [self.experts]:
+            return self.experts
+        if len(shape) != 2 or self.chosen not in shape:
+            return None
+        each, rest = divmod(shape[0] * shape[1], self.experts)
+        return each + (next(self._calls) % self.experts < rest)
