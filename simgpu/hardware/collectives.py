@@ -162,15 +162,9 @@ def _ways(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator
             levels = (group.nodes - 1).bit_length()
             latency = each.base_ns + each.fill_ns + _steps_ns(each, 2 * (group.local - 1), 2 * levels, node)
             yield latency + Fraction(2 * size * _NANO) / (bandwidth * each.share)
-    peers = node.peers
-    if (
-        kind is Collective.ALL_REDUCE
-        and group.nodes == 1
-        and ranks >= _SWITCH_FROM
-        and peers
-        and peers.switch_bandwidth
-    ):
-        yield _SWITCH_NS + _FILL_NS + Fraction(size * _NANO, peers.switch_bandwidth)
+    is_added_up = kind is Collective.ALL_REDUCE and group.nodes == 1 and ranks >= _SWITCH_FROM
+    if is_added_up and node.peers is not None and node.peers.switch_bandwidth:
+        yield _SWITCH_NS + _FILL_NS + Fraction(size * _NANO, node.peers.switch_bandwidth)
 
 
 def _steps_ns(protocol: _Protocol, inside: int, between: int, node: NodeSpec) -> int:
