@@ -87,10 +87,10 @@ def takes_cudnn(architecture: str | None, width: int, values: int) -> bool:
     >>> takes_cudnn("hopper", 256, 256), takes_cudnn("blackwell", 256, 256), takes_cudnn("ampere", 64, 64)
     (True, False, False)
     """
-    if architecture not in _WIDEST or width % 8 or values % 8:
+    if width % 8 or values % 8:
         return False
     of_deepseek = architecture == "blackwell" and (width, values) == _OF_DEEPSEEK
-    return of_deepseek or max(width, values) <= _WIDEST[architecture]
+    return of_deepseek or max(width, values) <= _WIDEST.get(architecture or "", 0)
 
 
 #: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).
