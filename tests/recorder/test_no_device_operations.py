@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its extra 'record'")
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as f
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +32,8 @@ class _Works(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
+        if func.namespace == "prim":
+            return returned
         self.work_by_name[name] = work_of(func, args, kwargs or {}, returned)
         return returned
 
@@ -125,6 +128,18 @@ def test_attention_is_one_operation_of_two_products_and_backward_of_five(causal:
     (backward,) = result["_scaled_dot_product_flash_attention_for_cpu_backward"]
     assert (backward.flops, backward.bytes) == (5 * 2 * scores * 16, 8 * 4 * x.numel())
     assert backward.direction is Direction.BACKWARD_DATA
+
+
+def test_cudnns_attention_reads_the_mask_in_both_directions() -> None:
+    with FakeTensorMode():
+        x, mask = (torch.ones(shape, dtype=torch.bfloat16) for shape in ((2, 3, 32, 16), (2, 1, 32, 32)))
+        x.requires_grad_()
+        attend = torch.ops.aten._scaled_dot_product_cudnn_attention
+        result = works(_sum(lambda: attend(x, x, x, mask, True)[0]))
+    (forward,), (backward,) = (result[f"_scaled_dot_product_cudnn_attention{each}"] for each in ("", "_backward"))
+    assert forward.attention == backward.attention == AttentionShape(6, 32, 32, 16, 16, cudnn=True)
+    read = 2 * 2 * 32 * 32
+    assert (forward.bytes, backward.bytes) == (4 * 2 * x.numel() + read, 8 * 2 * x.numel() + read)
 
 
 def test_operations_count_the_bytes_of_the_views_that_they_access() -> None:

@@ -1,9 +1,18 @@
-"""``scaled_dot_product_attention`` as PyTorch runs it on CUDA: flash, memory-efficient, or plain products.
+"""``scaled_dot_product_attention`` as PyTorch 2.13 runs it on CUDA: one of three fused operators, or plain products.
 
-The conditions are those of ``ATen/native/transformers/cuda/sdp_utils.cpp``. cuDNN's attention, which PyTorch prefers on
-Hopper and Blackwell, stores what flash attention stores. It has its own times
-(`simgpu.workloads.timemodel.attention.preferred_kernels`), but the name of flash attention. It would also take masks,
-which are memory-efficient attention's here.
+The conditions are those of ``ATen/native/transformers/cuda/sdp_utils.cpp``. On Hopper and Blackwell, PyTorch asks
+cuDNN's attention first, with a mask or without (``can_use_cudnn_attention``):
+
+- ``torch.backends.cuda.enable_cudnn_sdp`` and ``torch.nn.attention.sdpa_kernel`` may turn it off, and so do
+  deterministic algorithms that do not only warn;
+- operands of four dimensions in half precision, with values next to each other in memory, tokens, and one batch size;
+  no more than 65,535 samples or heads; no single key, and no single query with dropout;
+- widths of heads and rate of dropout: `simgpu.workloads.eager.attention.prefers_cudnn`;
+- as many heads of keys and values as of queries, or with ``enable_gqa`` numbers that divide it;
+- a mask of two or four dimensions, each of one or all positions, with values next to each other; none that is trained.
+
+A mask is read as it is: it needs no aligned rows. A boolean one becomes values first. Without gradients, CUDA stores no
+sums of the scores, which PyTorch's fake tensors have until the operator ends.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from simgpu.workloads.eager.attention import WITH_FLASH
+from simgpu.workloads.eager.attention import WITH_FLASH, prefers_cudnn
 
 _HALF = (torch.float16, torch.bfloat16)
 #: Architectures whose tensor cores compute half-precision numbers only.
@@ -22,12 +31,15 @@ _FIRST_TENSOR_CORES = frozenset(("volta", "turing"))
 _WIDEST, _FLASH_WIDTH = 256, 8
 #: The rows of a mask that is added to scores are aligned to this many values.
 _MASK_WIDTH = 8
+#: The most samples, and heads, of cuDNN's attention.
+_MOST = 65_535
 
 
 class Attention:
     """``scaled_dot_product_attention`` on a GPU of this architecture; None: of one without tensor cores."""
 
     def __init__(self, architecture: str | None) -> None:
+        self._architecture = architecture
         self._has_flash = architecture in WITH_FLASH
         self._on_tensor_cores: Sequence[torch.dtype] = ()
         if self._has_flash or architecture in _FIRST_TENSOR_CORES:
@@ -47,6 +59,12 @@ class Attention:
     ) -> torch.Tensor:
         """Computes attention; the arguments are those of ``torch.nn.functional.scaled_dot_product_attention``."""
         aten = torch.ops.aten
+        saves = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+        if self._uses_cudnn(query, key, value, attn_mask, dropout_p, enable_gqa):
+            mask = _as_values(attn_mask, query.dtype)
+            return aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, saves, dropout_p, is_causal, scale=scale
+            )[0]
         if self._uses_flash(query, key, value, attn_mask, is_causal, enable_gqa):
             width = query.shape[-1]
             factor = width**-0.5 if scale is None else scale
@@ -54,7 +72,6 @@ class Attention:
             result = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=factor)[0]
             return result[..., :width] if width % _FLASH_WIDTH else result
         if self._uses_efficient(query, key, value, attn_mask):
-            saves = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, saves, dropout_p, is_causal, scale=scale
@@ -63,8 +80,30 @@ class Attention:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, None, dropout_p, False, None, scale=scale, enable_gqa=enable_gqa
             )[0]
-        mask = attn_mask if attn_mask is None or attn_mask.dtype is not torch.bool else _added(attn_mask, query.dtype)
+        mask = _as_values(attn_mask, query.dtype)
         return _masked_products(query, key, value, mask, dropout_p, scale, enable_gqa)
+
+    def _uses_cudnn(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        enable_gqa: bool,
+    ) -> bool:
+        if not torch.backends.cuda.cudnn_sdp_enabled() or _is_deterministic() or not _are_dense(query, key, value):
+            return False
+        dtype, values = str(query.dtype).removeprefix("torch."), value.shape[-1]
+        queries, *others = _heads(query, key, value)
+        return (
+            prefers_cudnn(self._architecture, dtype, query.shape[-1], values, dropout)
+            and all(queries % each == 0 if enable_gqa else queries == each for each in others)
+            and max(query.shape[:2]) <= _MOST
+            and key.shape[2] != 1
+            and (query.shape[2] != 1 or not dropout)
+            and (mask is None or _suits(mask, (*query.shape[:3], key.shape[2])))
+        )
 
     def _uses_flash(
         self,
@@ -109,6 +148,17 @@ def _are_dense(*tensors: torch.Tensor) -> bool:
     )
 
 
+def _is_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _suits(mask: torch.Tensor, scores: Sequence[int]) -> bool:
+    """Whether cuDNN's attention can add a mask to scores of this shape (``check_attn_mask_shape``)."""
+    sides = zip(reversed(mask.shape), reversed(scores), strict=False)
+    has_sides = mask.dim() in (2, 4) and all(side in (1, whole) for side, whole in sides)
+    return has_sides and mask.stride(-1) == 1 and not mask.requires_grad
+
+
 def _heads(*tensors: torch.Tensor) -> list[int]:
     return [x.shape[-3] if x.dim() > 2 else 0 for x in tensors]
 
@@ -118,12 +168,15 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
 
     It is padded where its rows are not aligned (``preprocess_mask`` in ``ATen/native/transformers/attention.cpp``).
     """
-    if mask.dtype is torch.bool:
-        mask = _added(mask, query.dtype)
+    mask = _added(mask, query.dtype) if mask.dtype is torch.bool else mask
     tokens = mask.shape[-1]
     if any(stride % _MASK_WIDTH for stride in mask.stride()[:-1]):
         mask = pad(mask, (0, _MASK_WIDTH - tokens % _MASK_WIDTH))[..., :tokens]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _as_values(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return _added(mask, dtype) if mask is not None and mask.dtype is torch.bool else mask
 
 
 def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

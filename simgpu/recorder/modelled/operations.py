@@ -289,11 +289,14 @@ def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returne
 def _attention_backward(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any
 ) -> tuple[Operation, ...]:
-    """Returns one operation, which reads operands, result and its gradient, and writes the operands' gradients."""
+    """Returns one operation, which reads operands, result and its gradient, and writes the operands' gradients.
+
+    cuDNN's also reads the mask."""
     given = arguments(func, args, kwargs)
     query, key, value = given["query"], given["key"], given["value"]
     grad = given["grad_out_"] if "grad_out_" in given else given["grad_out"]
-    return (_fused(func, given, 2 * tensor_bytes(query, key, value, grad), query, _DATA),)
+    mask = given["attn_bias"] if "cudnn" in operator_name(func) else None
+    return (_fused(func, given, 2 * tensor_bytes(query, key, value, grad) + tensor_bytes(mask), query, _DATA),)
 
 
 def _fused(func: Any, given: Mapping[str, Any], bytes_: int, result: torch.Tensor, direction: Direction) -> Operation:
@@ -306,6 +309,7 @@ def _fused(func: Any, given: Mapping[str, Any], bytes_: int, result: torch.Tenso
         values=value.shape[-1],
         causal=bool(given["is_causal"]),
         efficient="efficient" in operator_name(func),
+        cudnn="cudnn" in operator_name(func),
     )
     flops, kind = shape.flops(direction), OperationKind.ATTENTION
     return Operation(kind, flops, bytes_, result.numel(), direction, dtype=_dtype(query), attention=shape)

@@ -14,7 +14,6 @@ from simgpu.hardware.spec import GpuSpec
 from simgpu.recorder.modelled.operations import OperatorWork, work_of
 from simgpu.recorder.notes import AlgorithmNote, BlockNote, KernelNote
 from simgpu.trace.model import BlockKind, Phase
-from simgpu.workloads.timemodel.attention import FlashVersion, preferred_kernels
 from simgpu.workloads.timemodel.model import Tf32, time_model
 from simgpu.workloads.timemodel.operation import Direction, Operation, OperationKind
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
@@ -68,15 +67,14 @@ def all_algorithms(gpu: Prices, kernels: Sequence[KernelNote], calls: Sequence[O
 
 
 def priced_as_set(gpu: GpuSpec) -> Prices:
-    """The time model of a GPU, with TF32 and cuDNN's attention where PyTorch's settings allow them now.
+    """The time model of a GPU, with TF32 where PyTorch's settings allow it now.
 
-    The settings are `torch.set_float32_matmul_precision` and `torch.backends.cuda.enable_cudnn_sdp`. If products may
-    run in TF32, convolutions are taken to, which is PyTorch's default. Raises `InputError` as `time_model` does.
+    The setting is `torch.set_float32_matmul_precision`. If products may run in TF32, convolutions are taken to, which
+    is PyTorch's default. Raises `InputError` as `time_model` does.
     """
     usual = Tf32.CONVOLUTIONS if allows_tf32(torch.backends.cudnn, "conv") else Tf32.NONE
     tf32 = Tf32.ALL if allows_tf32(torch.backends.cuda, "matmul") else usual
-    flash = preferred_kernels(gpu) if torch.backends.cuda.cudnn_sdp_enabled() else FlashVersion.TWO
-    return time_model(gpu, tf32=tf32, flash=flash)
+    return time_model(gpu, tf32=tf32)
 
 
 def allows_tf32(backend: Any, operator: str) -> bool:

@@ -2,6 +2,8 @@
 
 - Fused attention sums the gradient of the queries in float32 in backward, and the products of gradient and result by
   row (``flash_api.cpp``; ``attention_backward.cu`` and ``kernel_backward.h``, whose blocks are taken as 64 x 64).
+  cuDNN's does so in one workspace (cudnn-frontend 1.23, ``node/scaled_dot_product_flash_attention.h``). What its
+  library adds to that is not published.
 - Layer normalization and softmax copy operands that are not contiguous (``ATen/native/cuda/layer_norm_kernel.cu``,
   ``SoftMax.cu``).
 - A loss that is one operator computes the loss of every value, then reduces it. The result of three of them keeps the
@@ -23,6 +25,7 @@ from simgpu.recorder.allocation_log import Hidden, Life
 from simgpu.recorder.modelled.operations import tensor_bytes
 
 _FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
+_CUDNN_BACKWARD = "_scaled_dot_product_cudnn_attention_backward"
 _EFFICIENT_BACKWARD = "_scaled_dot_product_efficient_attention_backward"
 #: Rows and columns of a block of memory-efficient attention's sums.
 _BLOCK = 64
@@ -81,6 +84,12 @@ def _flash_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
     return (sums, query_sums, *[_temporary(expanded, 3, "gradient of each head")] * 2)
 
 
+def _cudnn_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
+    """The workspace of cuDNN's backward, after the three gradients."""
+    batch, heads, tokens, width = given["query"].shape
+    return (_temporary(4 * batch * heads * tokens * (1 + width), 3, "gradient of queries and row sums"),)
+
+
 def _efficient_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
     """Memory of memory-efficient attention's backward, after the three gradients."""
     query = given["query"]
@@ -131,6 +140,7 @@ def _embedding_backward(given: Mapping[str, Any]) -> Sequence[Hidden]:
 
 _OWN: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Hidden]]] = MappingProxyType(
     {
+        _CUDNN_BACKWARD: _cudnn_backward,
         _FLASH_BACKWARD: _flash_backward,
         _EFFICIENT_BACKWARD: _efficient_backward,
         "embedding_dense_backward": _embedding_backward,

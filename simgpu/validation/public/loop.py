@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from simgpu.hardware.nodes import load_node
 from simgpu.memory.caching.allocator import CachingAllocator
@@ -38,19 +41,30 @@ class Loop:
     expandable: bool = False
 
 
+@contextmanager
+def attention_as_published() -> Iterator[None]:
+    """Inside the context, PyTorch does not take cuDNN's attention.
+
+    No row states it, and wheels of PyTorch before 2.11 bring no cuDNN that is new enough for PyTorch to prefer it.
+    """
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
+
+
 def peaks_of(loop: Loop, node: str) -> tuple[int, int]:
     """The peaks of allocated and of reserved bytes on a node's GPU, as if it had memory enough."""
-    requests = record_requests(
-        loop.factory,
-        batch=loop.sequences * loop.micro_batches,
-        gpu=load_node(node).gpu,
-        optimizer=loop.optimizer,
-        iterations=loop.iterations,
-        zero_grad=loop.zero_grad,
-        hold_output=loop.hold_output,
-        grad_scaler=loop.grad_scaler,
-        micro_batches=loop.micro_batches,
-    )
+    with attention_as_published():
+        requests = record_requests(
+            loop.factory,
+            batch=loop.sequences * loop.micro_batches,
+            gpu=load_node(node).gpu,
+            optimizer=loop.optimizer,
+            iterations=loop.iterations,
+            zero_grad=loop.zero_grad,
+            hold_output=loop.hold_output,
+            grad_scaler=loop.grad_scaler,
+            micro_batches=loop.micro_batches,
+        )
     allocator = CachingAllocator(ExclusiveDevice(PLENTY), AllocatorSettings(expandable_segments=loop.expandable))
     held: dict[int, MemoryBlock | None] = {}
     for number in requests.order:

@@ -13,7 +13,7 @@ from simgpu.hardware.spec import GpuSpec, LinkSpec
 from simgpu.recorder.modelled.session import ModelledSession
 from simgpu.simulation.run import simulate
 from simgpu.trace.model import Kernel, Phase, Trace
-from simgpu.validation.public.loop import Loop
+from simgpu.validation.public.loop import Loop, attention_as_published
 from simgpu.validation.public.trainer import waits
 from simgpu.workloads.compiled.fused import fused_durations
 from simgpu.workloads.timemodel.attention import FlashVersion
@@ -65,7 +65,7 @@ def time_of(loop: Loop, node: str, runs: Runs) -> tuple[int, int, int]:
 
 def traced(loop: Loop, gpu: GpuSpec, prices: Callable[[GpuSpec], Prices]) -> Trace:
     """The operators of a step on fake tensors, with their durations one by one."""
-    return ModelledSession(
+    session = ModelledSession(
         loop.factory,
         loop.sequences * loop.micro_batches,
         loop.optimizer,
@@ -76,7 +76,9 @@ def traced(loop: Loop, gpu: GpuSpec, prices: Callable[[GpuSpec], Prices]) -> Tra
         hold_output=loop.hold_output,
         grad_scaler=loop.grad_scaler,
         micro_batches=loop.micro_batches,
-    ).run()
+    )
+    with attention_as_published():
+        return session.run()
 
 
 def _copies_ns(sizes: Sequence[int], link: LinkSpec) -> int:

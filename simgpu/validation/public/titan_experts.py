@@ -4,8 +4,8 @@ Source: torchtitan at 00cffaeb3 (20 August 2026, pull request 4153), flavor 671B
 `models/deepseek_v3/model.py`, `models/common/moe.py`, `token_dispatcher.py` and `rope.py`. The trainer is GraphTrainer
 (`experiments/graph_trainer`): it traces forward and backward into one graph and, with its defaults, runs that graph's
 operators one by one (`configs.py`, `inductor_compilation: regional`). Only FlexAttention is compiled. Here its Triton
-kernel has the name of cuDNN's operator, which allows heads of two widths, and the time of FlashAttention-2: in
-PyTorch's pull request 188644 it reaches 380 TFLOP/s on Blackwell, FlashAttention-2 379 on a B200.
+kernel has the name of PyTorch's operator for other devices, which allows heads of two widths, and the time of
+FlashAttention-2: in PyTorch's pull request 188644 it reaches 380 TFLOP/s on Blackwell, FlashAttention-2 379 on a B200.
 
 The memory policy `full` saves the input of a layer, and the products that a row names. Of a layer, backward computes
 again what it reads: neither the last product nor the weighted sum of the experts' results.
@@ -118,8 +118,8 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
 
 
 def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    fused = torch.ops.aten._scaled_dot_product_cudnn_attention
-    result: torch.Tensor = fused(query, key, value, None, torch.is_grad_enabled(), 0.0, True)[0]
+    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    result: torch.Tensor = fused(query, key, value, None, 0.0, True)[0]
     return result
 
 

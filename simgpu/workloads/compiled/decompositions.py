@@ -258,7 +258,7 @@ def _embedding_backward(to: Expansion, inputs: _Nodes) -> _Nodes:
     return (to.convert(table, x.dtype),)
 
 
-_ATTENTIONS = [f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient")]
+_ATTENTIONS = [f"_scaled_dot_product_{name}_attention" for name in ("cudnn", "flash", "efficient")]
 _EXTERN = ("mm", "addmm", "bmm", *_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS))
 _POINTWISE = """
     add add_ sub mul mul_ neg pow div rsqrt tanh relu threshold_backward sigmoid sigmoid_backward cos sin where tril

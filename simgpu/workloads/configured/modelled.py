@@ -125,9 +125,16 @@ def decoder_iteration(
     (124439808, 'modelled')
     """
     products = options.products
-    is_masked = decoder.needs_mask(length) and options.attention not in OF_PACKAGE
-    values = None if options.attention in OF_PACKAGE else decoder.value_width  # for the package, they are padded
-    fused = fused_kernel(gpu.architecture, products, decoder.head_width, masked=is_masked, values=values)
+    of_package = options.attention in OF_PACKAGE
+    fused = fused_kernel(
+        gpu.architecture,
+        products,
+        decoder.head_width,
+        masked=decoder.needs_mask(length) and not of_package,
+        values=None if of_package else decoder.value_width,  # for the package, they are padded
+        dropout=decoder.attention_dropout,
+        of_package=of_package,
+    )
     problems = _problems(decoder, batch, length, gpu, options, fused)
     problems += problems_of_parts(decoder, length, options, node)
     if problems:

@@ -14,7 +14,7 @@ from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.adapters import Lora
 from simgpu.workloads.configured.decoder import Decoder
 from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
-from simgpu.workloads.timemodel.attention import FlashVersion, preferred_kernels, without_flash
+from simgpu.workloads.timemodel.attention import FlashVersion, without_flash
 from simgpu.workloads.timemodel.formats import without_float8
 
 #: Number formats of weights.
@@ -360,9 +360,8 @@ class TrainingOptions:
         ]
 
     def flash(self, gpu: GpuSpec) -> FlashVersion:
-        """The kernels of fused attention: those of the package flash-attn, or those that PyTorch prefers on the GPU."""
-        of_package = {AttentionForm.FLASH2: FlashVersion.TWO, AttentionForm.FLASH3: FlashVersion.THREE}
-        return of_package.get(AttentionForm(self.attention)) or preferred_kernels(gpu)
+        """The version of flash attention: that of the package flash-attn, or that of PyTorch's operator."""
+        return FlashVersion.THREE if self.attention == AttentionForm.FLASH3 else FlashVersion.TWO
 
     def problems_of_fused(self, fused: str | None, gpu: GpuSpec, width: int) -> Iterator[Problem]:
         """What fused attention of heads of this width does not support. fused: its operator; None for none."""

@@ -268,7 +268,7 @@ def attended(build: Build, query: Tensor, key: Tensor, value: Tensor, places: Pl
     if build.of_package:
         result = package_attended(session, query, key, value, rate, places)
     else:
-        if not (build.decoder.is_later and build.fused == "flash"):
+        if not (build.decoder.is_later and build.fused in ("flash", "cudnn")):
             key, value = (repeated(session, x, build.decoder.groups) for x in (key, value))
         if build.fused is None:
             assert places.mask is not None

@@ -1,7 +1,8 @@
-"""Fused attention as PyTorch runs it on CUDA: flash, or memory-efficient for numbers that flash does not support.
+"""Fused attention as PyTorch 2.13 runs it on CUDA: cuDNN's, flash, or memory-efficient for what these do not support.
 
-The same conditions and results as in the recorder's model of attention. Neither stores the scores; backward computes
-them again. Flash attention supports no mask.
+The same conditions and results as in the recorder's model of attention. None stores the scores; backward computes
+them again. Flash attention supports no mask. cuDNN's attention reads a mask as it is, and autograd saves that;
+memory-efficient attention copies one whose rows are not aligned.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes, elementwise_strides
 from simgpu.workloads.eager.tensor import Tensor
+from simgpu.workloads.timemodel.attention import takes_cudnn
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, Operation, OperationKind
 
 #: Architectures that flash attention supports, with half-precision numbers only.
@@ -22,26 +24,55 @@ WITH_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "cdna3"))
 _HALF = ("float16", "bfloat16")
 #: The widest heads that flash attention supports, and the number that their width is a multiple of without padding.
 _WIDEST, _FLASH_WIDTH = 256, 8
+#: cuDNN drops multiples of this fraction of the scores' shares.
+_DROPOUT = 1 / 16
 #: Memory-efficient attention rounds the number of stored sums up to this (``attention.cu``).
 _ROWS = 32
 #: The rows of a mask are aligned to this many values (``ATen/native/transformers/attention.cpp``).
 _MASK_WIDTH = 8
 
 
+def prefers_cudnn(architecture: str | None, dtype: str, width: int, values: int, dropout: float = 0.0) -> bool:
+    """Whether PyTorch 2.13 takes cuDNN's attention for operands of this format, before it asks flash attention.
+
+    width, values: of a head's queries and keys, and of its values. dropout: the rate of the shares that are dropped.
+    These are the conditions of ``can_use_cudnn_attention`` (``sdp_utils.cpp``) on what a model's configuration states:
+    half precision (``check_dtypes_low_precision``), the widths (`takes_cudnn`) and a rate that is a multiple of 1/16
+    (``check_cudnn_dropout``). A mask prevents nothing that the models here do (``check_attn_mask_shape``), nor
+    do fewer heads of keys than of queries. The others, on tensors and settings, are the recorder's.
+
+    >>> [prefers_cudnn("hopper", "bfloat16", 64, 64, rate) for rate in (0.0, 0.1, 0.5)]
+    [True, False, True]
+    """
+    return dtype in _HALF and takes_cudnn(architecture, width, values) and (dropout / _DROPOUT).is_integer()
+
+
 def fused_kernel(
-    architecture: str | None, dtype: str, width: int, *, masked: bool = False, values: int | None = None
+    architecture: str | None,
+    dtype: str,
+    width: int,
+    *,
+    masked: bool = False,
+    values: int | None = None,
+    dropout: float = 0.0,
+    of_package: bool = False,
 ) -> str | None:
-    """The fused operator for attention, ``flash`` or ``efficient``; None if there is none.
+    """The fused operator for attention, ``cudnn``, ``flash`` or ``efficient``; None if there is none.
 
     width: of a head. masked: whether a mask is added to the scores. values: width of a head's values, by default that
-    of queries and keys; flash attention supports no other.
+    of queries and keys; flash attention supports no other. dropout: rate of attention's dropout. of_package: whether
+    it is the package flash-attn, which has no kernels of cuDNN.
 
-    >>> fused_kernel("hopper", "bfloat16", 128), fused_kernel("hopper", "float32", 64)
-    ('flash', 'efficient')
+    >>> [fused_kernel("hopper", "bfloat16", 128, dropout=rate) for rate in (0.0, 0.1)]
+    ['cudnn', 'flash']
+    >>> [fused_kernel(each, "bfloat16", 128, masked=True) for each in ("hopper", "ada")]
+    ['cudnn', 'efficient']
     >>> fused_kernel("volta", "bfloat16", 64) is None
     True
     """
     has_flash, values = architecture in WITH_FLASH, width if values is None else values
+    if not of_package and prefers_cudnn(architecture, dtype, width, values, dropout):
+        return "cudnn"
     supports_width = width == values <= _WIDEST and not width % _FLASH_WIDTH
     if has_flash and not masked and dtype in _HALF and supports_width:
         return "flash"
@@ -64,9 +95,10 @@ def attention(
     causal: bool = True,
     window: int | None = None,
 ) -> Tensor:
-    """Attention of (batch, heads, tokens, width) tensors; keys may have other tokens, and flash's fewer heads.
+    """Attention of (batch, heads, tokens, width) tensors; keys may have other tokens.
 
-    Values may have another width, which is then the result's.
+    Keys and values may have fewer heads, but for memory-efficient attention, and values another width, which is then
+    the result's.
 
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     causal: whether a token attends only to itself and those before it; a mask decides it instead. window: the number of
@@ -77,15 +109,20 @@ def attention(
     inputs = (query, key, value)
     batch, heads, tokens, _ = query.shape
     shape: Sizes = (*query.shape[:-1], value.shape[-1])
-    seed: tuple[Sizes, str]
-    if kind == "flash":
-        sums, seed = tokens, ((2,), "uint64")
-    else:
-        needs_sums = any(x.node is not None for x in inputs)  # for backward (``compute_log_sumexp``)
-        sums, seed = ceil(tokens / _ROWS) * _ROWS if needs_sums else 0, ((), "int64")
-    bias = [_aligned(session, each, heads) for each in masks]
+    sums: Sizes = (tokens,)
+    seed: tuple[Sizes, str] = ((), "int64")
+    bias = masks
+    match kind:
+        case "flash":
+            seed = (2,), "uint64"
+        case "cudnn":
+            sums = tokens, 1
+        case "efficient":
+            needs_sums = any(x.node is not None for x in inputs)  # for backward (``compute_log_sumexp``)
+            sums = (ceil(tokens / _ROWS) * _ROWS if needs_sums else 0,)
+            bias = [_aligned(session, each, heads) for each in masks]
     strides = _strides(kind, query, shape)
-    results = ((shape, query.dtype), ((batch, heads, sums), "float32"), seed, ((), seed[1]))
+    results = ((shape, query.dtype), ((batch, heads, *sums), "float32"), seed, ((), seed[1]))
     scores = replace(_shape(kind, *inputs), causal=causal and mask is None, window=window)
     work = _work(scores, inputs, bias, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
@@ -116,8 +153,8 @@ def _aligned(session: Session, mask: Tensor, heads: int) -> Tensor:
 
 def _strides(kind: str, x: Tensor, shape: Sizes) -> Sizes:
     """Those of a result or gradient of this shape: in the operand's order, or (batch, tokens, heads, width)."""
-    if kind == "flash":
-        return elementwise_strides(x.shape, [(x.shape, x.strides)])
+    if kind != "efficient":
+        return elementwise_strides(shape, [(shape, x.strides)])
     _, heads, tokens, width = shape
     return heads * tokens * width, width, heads * width, 1
 
@@ -131,6 +168,7 @@ def _shape(kind: str, query: Tensor, key: Tensor, value: Tensor) -> AttentionSha
         width=width,
         values=value.shape[3],
         efficient=kind == "efficient",
+        cudnn=kind == "cudnn",
     )
 
 
@@ -138,11 +176,13 @@ def _work(
     shape: AttentionShape, inputs: tuple[Tensor, Tensor, Tensor], bias: Sequence[Tensor], direction: Direction
 ) -> tuple[Operation, ...]:
     """One operation without memory traffic for scores; backward reads operands, result and its gradient, and writes the
-    operands' gradients."""
+    operands' gradients. Forward reads the mask, and cuDNN's backward does."""
     query, key, value = inputs
     result = query.bytes // query.shape[-1] * value.shape[-1]
     moved = query.bytes + result + key.bytes + value.bytes
-    moved = moved + sum(x.bytes for x in bias) if direction is Direction.FORWARD else 2 * moved
+    moved = moved if direction is Direction.FORWARD else 2 * moved
+    if shape.cudnn or direction is Direction.FORWARD:
+        moved += sum(x.bytes for x in bias)
     flops = shape.flops(direction)
     written = query.count // shape.width * shape.values if direction is Direction.FORWARD else query.count
     work = Operation(OperationKind.ATTENTION, flops, moved, written, direction, dtype=query.dtype, attention=shape)

@@ -13,13 +13,16 @@ Flash attention (Dao 2023, arXiv 2307.08691) keeps the scores on the chip. Its t
 - operations: those of the softmax for each score. So narrow heads, with few products a score, reach a smaller rate.
 
 cuDNN's attention follows the same law, with its share of the matrix units' rate, of which large products sustain less:
-on Blackwell it is faster than these, since it overlaps its softmax with products.
+on Blackwell it is faster than these, since it overlaps its softmax with products. With a mask that is added to the
+scores, it computes all of them; the mask counts as bytes to read. No term stands for adding it: the one published pair
+of rates (431 TFLOP/s with a bias, 487 without, forward: pytorch/pytorch issue 138493) was read without shape and GPU.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from math import sqrt
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from simgpu.hardware.spec import GpuSpec
@@ -57,11 +60,9 @@ def without_flash(gpu: GpuSpec, version: FlashVersion, architecture: Architectur
 
 
 def preferred_kernels(gpu: GpuSpec) -> FlashVersion:
-    """The kernels that PyTorch's fused operator and TransformerEngine take for half precision: cuDNN's, or flash.
+    """The kernels that TransformerEngine 2.11 takes for half precision (``get_attention_backend``): cuDNN's, or flash.
 
-    PyTorch 2.13 prefers these on Hopper and Blackwell, if its cuDNN is newer than 9.15
-    (``check_prefer_cudnn_attention`` of ``sdp_utils.cpp``); TransformerEngine 2.11 does, too
-    (``get_attention_backend``).
+    Those of PyTorch are in the name of its operator.
 
     >>> from simgpu.hardware.nodes import load_node
     >>> [preferred_kernels(load_node(name).gpu).value for name in ("a100", "h100", "b200")]
@@ -70,20 +71,26 @@ def preferred_kernels(gpu: GpuSpec) -> FlashVersion:
     return FlashVersion.TWO if without_flash(gpu, FlashVersion.CUDNN) else FlashVersion.CUDNN
 
 
-def takes_cudnn(shape: AttentionShape, architecture: str | None) -> bool:
-    """Whether PyTorch gives a shape to cuDNN's attention: heads up to 256 wide on Hopper, up to 128 on others.
+#: The widest heads that cuDNN's attention supports, on the architectures on which PyTorch prefers it.
+_WIDEST = MappingProxyType({"hopper": 256, "blackwell": 128})
+#: Widths of DeepSeek-V3's queries and values, which it also supports on Blackwell.
+_OF_DEEPSEEK = (192, 128)
 
-    On Blackwell also those of DeepSeek-V3 (``check_cudnn_tensor_shapes`` of ``sdp_utils.cpp``). Others remain flash
-    attention's.
 
-    >>> from simgpu.workloads.timemodel.operation import AttentionShape
-    >>> wide = AttentionShape(heads=16, rows=1024, keys=1024, width=256, values=256)
-    >>> takes_cudnn(wide, "hopper"), takes_cudnn(wide, "blackwell")
-    (True, False)
+def takes_cudnn(architecture: str | None, width: int, values: int) -> bool:
+    """Whether PyTorch 2.13 gives heads of this width, and values of that, to cuDNN's attention on an architecture.
+
+    It prefers it on Hopper and Blackwell if its cuDNN is newer than 9.15 (``check_prefer_cudnn_attention`` of
+    ``sdp_utils.cpp``), as the 9.20 is that its wheels ask for. Widths are multiples of 8, up to 256 on Hopper and 128
+    on Blackwell, there also those of DeepSeek-V3 (``check_cudnn_tensor_shapes``).
+
+    >>> takes_cudnn("hopper", 256, 256), takes_cudnn("blackwell", 256, 256), takes_cudnn("ampere", 64, 64)
+    (True, False, False)
     """
-    widest = max(shape.width, shape.values)
-    deepseek = architecture == "blackwell" and (shape.width, shape.values) == (192, 128)
-    return widest <= (256 if architecture == "hopper" else 128) or deepseek
+    if width % 8 or values % 8:
+        return False
+    of_deepseek = architecture == "blackwell" and (width, values) == _OF_DEEPSEEK
+    return of_deepseek or max(width, values) <= _WIDEST.get(architecture or "", 0)
 
 
 #: Rows of scores that one multiprocessor computes at a time (flash-attention, csrc/flash_attn/src, kBlockM).

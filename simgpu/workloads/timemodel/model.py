@@ -220,10 +220,12 @@ class TimeModel:
     def _flash(self, shape: AttentionShape) -> tuple[KindShares | None, FlashTable]:
         """The architecture's shares of the kernels, and what holds for them on all architectures."""
         of, table = self.architecture, self.parameters.attention
-        wide = self.flash is FlashVersion.CUDNN and not takes_cudnn(shape, self.gpu.architecture)
-        if shape.efficient or wide or self.flash is FlashVersion.TWO:
+        if shape.efficient:
             return of.attention, table.flash2
-        return (of.flash3, table.flash3) if self.flash is FlashVersion.THREE else (of.cudnn, table.cudnn)
+        supports = takes_cudnn(self.gpu.architecture, shape.width, shape.values)
+        if of.cudnn is not None and (shape.cudnn or (self.flash is FlashVersion.CUDNN and supports)):
+            return of.cudnn, table.cudnn
+        return (of.flash3, table.flash3) if self.flash is FlashVersion.THREE else (of.attention, table.flash2)
 
     def _bias_ns(self, operation: Operation) -> int:
         """Duration of the kernel that adds a convolution's bias to its result."""

@@ -99,8 +99,8 @@ class AttentionShape:
 
     heads: of queries, of all samples together. rows, keys: queries and keys of a head. width, values: of a query or
     key, and of a value. causal: row i has the scores of the first i + 1 keys only. window: with a causal mask, the
-    number of keys before its own that a row has scores of; None for all. efficient: whether it is PyTorch's
-    memory-efficient attention instead of flash attention.
+    number of keys before its own that a row has scores of; None for all. efficient, cudnn: whether it is PyTorch's
+    memory-efficient attention, or cuDNN's, instead of flash attention.
 
     >>> shape = AttentionShape(heads=16, rows=1024, keys=1024, width=64, values=64)
     >>> shape.flops(Direction.BACKWARD_DATA) / shape.flops(Direction.FORWARD)
@@ -115,6 +115,7 @@ class AttentionShape:
     causal: bool = False
     efficient: bool = False
     window: int | None = None
+    cudnn: bool = False
 
     @property
     def most(self) -> int:

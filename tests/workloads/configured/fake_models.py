@@ -19,7 +19,6 @@ import torch
 import transformers
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import modeling_flash_attention_utils
 from transformers.utils import import_utils
 
@@ -217,10 +216,7 @@ def recorded(
         module = changed(model(values, dtype, attention))
         return Workload(module, {"input_ids": tokens, "labels": labels, **mask}, (), lambda output: output.loss)
 
-    # The package has no kernels of cuDNN, which PyTorch prefers on an H100.
-    kernels = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if attention == "flash_attention_2" else nullcontext()
-    with kernels:
-        return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
+    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
 
 
 class Adapted(torch.nn.Module):

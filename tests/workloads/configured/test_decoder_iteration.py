@@ -177,8 +177,43 @@ def test_a_length_beyond_the_sliding_window_saves_a_mask_in_each_layer() -> None
     windowed = {**SMALL, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 64}
     whole = {**windowed, "sliding_window": None}
     assert built(windowed, 63).saved_bytes == built(whole, 63).saved_bytes
-    masks = [each for each in built(windowed, 64).saved if each.block.shape == (2, 1, 64, 72)]
+    earlier = built(windowed, 64, gpu=load_node("rtx4090").gpu)
+    masks = [each for each in earlier.saved if each.block.shape == (2, 1, 64, 72)]
     assert [mask.layer for mask in masks] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+
+
+@pytest.mark.parametrize("length", [64, 100])
+@pytest.mark.parametrize("gpu", ["h100", "gb200"])
+def test_all_layers_save_one_mask_for_cudnn(gpu: str, length: int) -> None:
+    """Both samples and all layers have the mask in common: a row for each token, of one column more than tokens."""
+    windowed = {**SMALL, "model_type": "mistral", "num_key_value_heads": 4, "sliding_window": 64}
+    whole = {**windowed, "sliding_window": None}
+    masked, plain = (built(each, length, gpu=load_node(gpu).gpu) for each in (windowed, whole))
+    assert {kernel.op for kernel in masked.trace.kernels if "_attention" in kernel.op} == {
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+    }
+    assert masked.saved_bytes - plain.saved_bytes == 2 * length * (length + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "gpu", "op"),
+    [
+        ({}, "h100", "cudnn"),
+        ({"attention_dropout": 0.125}, "h100", "cudnn"),
+        ({"attention_dropout": 0.1}, "h100", "flash"),
+        ({"head_dim": 256}, "h100", "cudnn"),
+        ({"head_dim": 256}, "gb200", "flash"),
+        ({}, "a100", "flash"),
+    ],
+)
+def test_the_kernel_of_attention_follows_from_widths_dropout_and_gpu(change: dict[str, Any], gpu: str, op: str) -> None:
+    values = {**SMALL, "model_type": "qwen3", "num_key_value_heads": 4, **change}
+    ops = {kernel.op for kernel in built(values, gpu=load_node(gpu).gpu).trace.kernels}
+    assert [each for each in sorted(ops) if "_attention" in each] == [
+        f"_scaled_dot_product_{op}_attention",
+        f"_scaled_dot_product_{op}_attention_backward",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -237,10 +272,11 @@ def test_master_weights_of_float32_weights_are_an_error() -> None:
 def test_the_package_saves_no_repeated_heads_and_no_copy_of_its_result(gpu: str) -> None:
     """By hand, for each layer: keys and values of one head instead of four, and the result of four once, not twice.
 
-    A head has 2 x 32 tokens of 16 values in bfloat16.
+    A head has 2 x 32 tokens of 16 values in bfloat16. The random state of cuDNN's attention has a number less.
     """
     values = {**SMALL, "num_key_value_heads": 1}
     repeated, own = (
         built(values, attention=form, gpu=load_node(gpu).gpu).saved_bytes for form in ("sdpa", "flash_attention_2")
     )
-    assert repeated - own == 2 * (2 * 3 + 4) * 2 * 32 * 16 * 2
+    state = 8 if gpu in ("h100", "gb200") else 0
+    assert repeated - own == 2 * ((2 * 3 + 4) * 2 * 32 * 16 * 2 - state)

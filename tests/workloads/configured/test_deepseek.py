@@ -62,10 +62,10 @@ def saved_in(values: dict[str, Any], part: str) -> int:
 
 def test_attention_saves_bytes_by_closed_form() -> None:
     """Of each token: its input; of both narrow vectors, the normalization's input in float32, its result before and
-    after the weight, and an inverse root; queries, keys, values, results and a sum in float32 of each head; and two
-    random numbers, 8 bytes each. The first layer also saves cosines and sines, which all share."""
+    after the weight, and an inverse root; queries, keys, values, results in two layouts and a sum in float32 of each
+    head; and two random numbers, 8 bytes each. The first layer also saves cosines and sines, which all share."""
     width, heads, narrow, head, value, rotary = 64, 4, (24, 16), 24, 16, 8
-    of_token = 2 * width + sum(8 * each + 4 for each in narrow) + heads * (2 * (2 * head + 2 * value) + 4)
+    of_token = 2 * width + sum(8 * each + 4 for each in narrow) + heads * (2 * (2 * head + 3 * value) + 4)
     assert saved_in(SMALL, "1.self_attn") == BATCH * LENGTH * of_token + 16
     assert saved_in(SMALL, "0.self_attn") == saved_in(SMALL, "1.self_attn") + LENGTH * 2 * 2 * rotary
     plain = {**SMALL, "q_lora_rank": None}

@@ -83,7 +83,7 @@ def test_trace_is_valid_and_what_a_block_saves_follows_from_its_sizes() -> None:
     per_patch = half * width * (norms + attention + inner) + 4 * (2 * 2 + heads)  # statistics and sums in float32
     condition = 1 + 1 + 1 + 1 + 6 + 2  # two of the timestep, the sum, its silu, six parts, two factors
     per_sample = half * (256 + width * condition) + 8
-    seeds = 16 + 8
+    seeds = 8 + 8
     assert two - one == batch * (patches * per_patch + per_sample) + seeds
 
 

@@ -161,7 +161,7 @@ def _selective(keep: tuple[str, ...]) -> dict[str, Any]:
     if not keep:
         return {}
     kept = (
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
     )
 

@@ -73,6 +73,22 @@ def test_the_law_of_a_long_kernel_is_products_plus_softmax(flash: FlashVersion) 
     assert modelled == pytest.approx(expected, abs=2)
 
 
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD_DATA])
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_operator_of_cudnn_has_its_law_whatever_the_version_of_flash_attention(
+    direction: Direction, causal: bool
+) -> None:
+    """On GPUs without a rate of cuDNN's attention it has that of flash attention."""
+    flash = replace(LONG, causal=causal)
+    for name, version in (("h100", FlashVersion.CUDNN), ("gb200", FlashVersion.CUDNN), ("l4", FlashVersion.TWO)):
+        gpu = load_node(name).gpu
+        expected = time_model(gpu, flash=version).duration_ns(attention(flash, direction))
+        assert time_model(gpu).duration_ns(attention(replace(flash, cudnn=True), direction)) == expected
+    efficient = attention(replace(flash, efficient=True), direction)
+    of_cudnn = time_model(load_node("h100").gpu, flash=FlashVersion.CUDNN)
+    assert of_cudnn.duration_ns(efficient) == time_model(load_node("h100").gpu).duration_ns(efficient)
+
+
 def test_flash_attention_3_needs_hopper() -> None:
     with pytest.raises(InputError, match="has no FlashAttention-3, which is for Hopper; give a GPU such as h100"):
         time_model(load_node("rtx4090").gpu, flash=FlashVersion.THREE)
