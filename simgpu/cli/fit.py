@@ -21,9 +21,11 @@ from simgpu.cli.training_options import (
     attention_option,
     autocast_option,
     compile_option,
+    cudnn_attention_option,
     dtype_option,
     float8_option,
     four_bit_option,
+    hold_output_option,
     lora_dtype_option,
     lora_option,
     lora_targets_option,
@@ -79,6 +81,8 @@ _NARROWEST = 16
 @dtype_option
 @autocast_option
 @attention_option
+@cudnn_attention_option
+@hold_output_option
 @tf32_option
 @compile_option
 @float8_option

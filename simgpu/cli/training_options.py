@@ -37,6 +37,19 @@ attention_option = click.option(
     help="Attention of a configuration: PyTorch's fused operator, products and softmax, or the package flash-attn, "
     "as transformers' attn_implementation; version 3 on Hopper. Default: sdpa; eager for T5, which has no other.",
 )
+cudnn_attention_option = click.option(
+    "--cudnn-attention/--no-cudnn-attention",
+    default=None,
+    help="Whether PyTorch's fused attention of a configuration may be cuDNN's on Hopper and Blackwell, as from "
+    "PyTorch 2.11 on. Default: yes.",
+)
+hold_output_option = click.option(
+    "--hold-output",
+    is_flag=True,
+    default=None,
+    help="Hold what a configuration's model returns, such as logits, until the optimizer's step ends, as a loop with "
+    "`outputs = model(**batch)` does. Default: the loss alone, as Transformers' Trainer.",
+)
 float8_option = click.option(
     "--float8",
     type=click.Choice([each.value for each in Float8Form]),
@@ -115,6 +128,8 @@ _OPTIONS = (
     dtype_option,
     autocast_option,
     attention_option,
+    cudnn_attention_option,
+    hold_output_option,
     tf32_option,
     compile_option,
     float8_option,

@@ -67,13 +67,14 @@ def saved_inside(
     within = {k: number for number, region in enumerate(regions) for k in range(region.first, region.stop)}
     rounds = [(part.first - 1, _forward(graph, part)) for part in graph.rounds]
     following = {k: behind for before, own in rounds for k, behind in zip([before, *own], own, strict=False)}
+    sections = _with_modules(section_of)
     saved: list[list[Saved]] = [[] for _ in regions]
     for tensor in tensors:
         behind = following.get(tensor.after)
         sides = (within.get(tensor.after), None if behind is None else within.get(behind))
         inside = sides[0]
         if sides[0] != sides[1]:
-            section = section_of.get(graph.layers.name_of(tensor.before))
+            section = sections.get(graph.layers.name_of(tensor.before))
             matching = [side for side in sides if (regions[side].section if side is not None else None) == section]
             if len(matching) == 1:
                 inside = matching[0]
@@ -187,3 +188,16 @@ class _Rerunning:
 def _forward(graph: TaskGraph, part: Round) -> list[int]:
     """The kernels of forward in a round."""
     return [k for k in range(part.first, part.stop) if graph.kernels[k].phase is Phase.FORWARD]
+
+
+def _with_modules(section_of: Mapping[str, str]) -> dict[str, str]:
+    """The section of each layer, and of each module that has layers in one section alone.
+
+    A kernel of backward may be tagged with a module that in forward only its parts run, as a compiled layer with LoRA.
+    """
+    of_module: dict[str, set[str]] = {}
+    for layer, section in section_of.items():
+        parts = layer.split(".")
+        for count in range(1, len(parts)):
+            of_module.setdefault(".".join(parts[:count]), set()).add(section)
+    return {name: next(iter(found)) for name, found in of_module.items() if len(found) == 1} | {**section_of}

@@ -71,7 +71,7 @@ def test_recording_of_a_configuration_is_the_iteration_that_is_modelled_without_
 ) -> None:
     file = _file(tmp_path, **values)
     factory = configured_model(file, length=31, dtype="bfloat16")
-    followed = record(factory, batch=2, gpu="h100", optimizer="adamw", hold_output=True)
+    followed = record(factory, batch=2, gpu="h100", optimizer="adamw")
     modelled = decoder_iteration(read_decoder(file), batch=2, length=31, gpu=load_node("h100").gpu).trace
     assert [kernel.op.removeprefix("aten::") for kernel in followed.kernels] == [
         kernel.op for kernel in modelled.kernels
@@ -136,7 +136,7 @@ def test_recording_of_a_model_of_diffusers_is_the_iteration_that_is_modelled_wit
     file = tmp_path / "config.json"
     file.write_text(json.dumps(values))
     factory = configured_model(file, dtype="bfloat16", **sizes)
-    followed = record(factory, batch=2, gpu="h100", optimizer="adamw", hold_output=True)
+    followed = record(factory, batch=2, gpu="h100", optimizer="adamw")
     model, options = read_model(file), TrainingOptions(optimizer=Optimizer.ADAMW)
     gpu = load_node("h100").gpu
     modelled = model_iteration(model, SampleSizes(**sizes), batch=2, gpu=gpu, options=options).trace

@@ -34,9 +34,9 @@ class FitSettings(TypedDict, total=False):
     target_length: tokens of the labels of T5; by default as many as the sample's
     sample_size: side of a U-Net's latent images; by default the configuration's
     budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
-    optimizer, dtype, autocast, attention, tf32, compile, float8, lora, lora_targets, lora_dtype, four_bit: of a
-    modelled iteration, fields of `simgpu.workloads.configured.options.TrainingOptions`; by default adamw (of networks
-    of the zoo sgd), bfloat16 (float32 with autocast) and sdpa
+    optimizer, dtype, autocast, attention, cudnn_attention, hold_output, tf32, compile, float8, lora, lora_targets,
+    lora_dtype, four_bit: of a modelled iteration, fields of `simgpu.workloads.configured.options.TrainingOptions`; by
+    default adamw (of networks of the zoo sgd), bfloat16 (float32 with autocast) and sdpa
     gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
     switches and the host; gradients are not exchanged
     """
@@ -50,6 +50,8 @@ class FitSettings(TypedDict, total=False):
     dtype: str | None
     autocast: str | None
     attention: str | None
+    cudnn_attention: bool | None
+    hold_output: bool | None
     tf32: bool | None
     compile: str | None
     float8: str | None

@@ -90,6 +90,13 @@ class ModelledConfiguration(FileModel):
     tensor_parallel: int = Field(
         default=1, ge=1, description="GPUs of the node that share each layer of a decoder, of which one is modelled"
     )
+    hold_output: bool = Field(
+        default=False, description="the loop holds what the model returns, such as logits; by default the loss alone"
+    )
+    cudnn_attention: bool = Field(
+        default=True,
+        description="PyTorch's fused attention may be cuDNN's on Hopper and Blackwell, as from 2.11 on",
+    )
     lora: int | None = Field(default=None, ge=1, description="rank of LoRA's adapters, which alone are trained")
     lora_targets: tuple[str, ...] | None = Field(
         default=None,

@@ -27,8 +27,8 @@ def train(
 ) -> None:
     """One iteration of a model whose weights and inputs exist.
 
-    forward: runs the model, under autocast if that is chosen, and the loss of one micro-batch; returns the loss, and
-    then what else the loop holds until the next one, or the end of the iteration.
+    forward: runs the model, under autocast if that is chosen, and the loss of one micro-batch; returns the loss, which
+    the loop holds until the next one, or the end of the iteration, and then what it also holds with `hold_output`.
     local: what the optimizer's kernels read in place of gradients, as `step.update` takes it.
     """
     tape, optimizer = session.tape, Optimizer(options.optimizer)
@@ -46,7 +46,8 @@ def train(
         tape.phase, tape.layer = Phase.FORWARD, None  # backward leaves the layer of its last kernel
         results = forward()
         session.keep(held)
-        held = results
+        held = results if options.hold_output else results[:1]
+        session.keep(results)
         part = _part(session, held[0], options.micro_batches)
         root = part if scaler is None else scaler.scaled(part)
         run_backward(session, root, gradients, hook)

@@ -41,7 +41,7 @@ class LossModel(Protocol):
 def _eager(
     session: Session, model: LossModel, tokens: Tensor, labels: Tensor, options: TrainingOptions
 ) -> Sequence[Tensor]:
-    """``ForCausalLMLoss`` of transformers 4.51; the loop holds the logits."""
+    """``ForCausalLMLoss`` of transformers 4.51; the loop may hold the logits."""
     logits = model.logits(model.hidden(tokens))
     with session.layer("loss"):
         if options.compile == CompileForm.MODEL:

@@ -113,7 +113,7 @@ def decoder_iteration(
     batch: samples, of all micro-batches together. length: tokens in each.
     node: where the GPUs are that share the model with tensor parallelism; None without it.
     The model is called without a cache of keys and values (``use_cache=False``) and computes the loss itself. The loop
-    holds the logits and the loss to the end of the iteration.
+    holds the loss to the end of the iteration, and with `hold_output` the logits.
     Raises `InputError` for invalid values, for options that the GPU or this model of PyTorch does not support, and if
     the GPU's description lacks values that the time model needs.
 
@@ -133,7 +133,7 @@ def decoder_iteration(
         masked=decoder.needs_mask(length) and not of_package,
         values=None if of_package else decoder.value_width,  # for the package, they are padded
         dropout=decoder.attention_dropout,
-        of_package=of_package,
+        cudnn=options.cudnn_attention and not of_package,
     )
     problems = _problems(decoder, batch, length, gpu, options, fused)
     problems += problems_of_parts(decoder, length, options, node)
@@ -180,7 +180,7 @@ def finished(
         origin=Origin.MODELLED,
         tool=f"simgpu zoo {__version__}",
         notes=" ".join((of.notes, *model_notes(gpu, [products]))),
-        output=OutputLife.HELD,
+        output=OutputLife.HELD if options.hold_output else OutputLife.RELEASED,
         compute=products if options.autocast is None else f"{products} (autocast)",
     )
     if options.compile is None:

@@ -43,7 +43,7 @@ def diffusion_iteration(
     diffusers' training scripts, only the model runs under autocast, and images, texts and noise are in its format.
     The loss is the mean squared error of the predicted noise in float32, as in diffusers' training scripts. A model
     that also predicts variances computes them, but nothing trains them: DiT's term for them (of the variational bound)
-    is not modelled. The loop holds prediction and loss to the end of the iteration.
+    is not modelled. The loop holds the loss to the end of the iteration, and with `hold_output` the prediction.
     Raises `InputError` for invalid values, and if the GPU's description lacks values that the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node
@@ -53,7 +53,8 @@ def diffusion_iteration(
     29377168
     """
     widths = model.head_widths if isinstance(model, UNet) else {model.decoder.head_width}
-    kernels = {width: fused_kernel(gpu.architecture, options.products, width) for width in widths}
+    cudnn = options.cudnn_attention
+    kernels = {width: fused_kernel(gpu.architecture, options.products, width, cudnn=cudnn) for width in widths}
     problems = options.problems(model.family, batch) + options.problems_of_plain(model.family)
     is_eager = options.attention == AttentionForm.EAGER and isinstance(model, UNet)
     if options.attention != AttentionForm.SDPA and not is_eager:

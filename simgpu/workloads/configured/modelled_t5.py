@@ -32,8 +32,8 @@ def encoder_decoder_iteration(
     batch: samples, of all micro-batches together. length: tokens of each. target_length: tokens of each sample's
     labels, by default as many. options: of number formats, all but float16; of attention, eager, the only form that T5
     has in transformers 4.51.
-    The model is called without a cache and computes the loss itself, in the weights' format. The loop holds what it
-    returns (logits, loss and the encoder's result) to the end of the iteration.
+    The model is called without a cache and computes the loss itself, in the weights' format. The loop holds the loss to
+    the end of the iteration, and with `hold_output` all that the model returns (logits and the encoder's result).
     Raises `InputError` for invalid values, and if the GPU's description lacks values that the time model needs.
 
     >>> from simgpu.hardware.nodes import load_node

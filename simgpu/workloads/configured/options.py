@@ -140,6 +140,11 @@ class TrainingOptions:
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
     compile: a value of `CompileForm`, for what ``torch.compile`` compiles with its defaults; None for eager execution.
     tensor_parallel: number of GPUs of a node that share each layer, of which one is modelled.
+    hold_output: whether the loop holds what the model returns, such as logits, until it has the next result, as in
+        ``outputs = model(**batch); outputs.loss.backward()``. By default it has the loss alone, as the Trainer of
+        Transformers and torchtune's recipes do.
+    cudnn_attention: whether PyTorch's fused operator may run cuDNN's attention, which versions before 2.11 do not
+        prefer, and which ``torch.backends.cuda.enable_cudnn_sdp(False)`` switches off.
 
     >>> TrainingOptions(dtype="float32", autocast="bfloat16").products
     'bfloat16'
@@ -162,6 +167,8 @@ class TrainingOptions:
     tf32: bool = False
     compile: str | None = None
     tensor_parallel: int = 1
+    hold_output: bool = False
+    cudnn_attention: bool = True
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainingOptions:
@@ -377,6 +384,8 @@ class TrainingOptions:
     def described(self, family: str) -> str:
         """A sentence for notes, without its full stop."""
         parts = [_ATTENTIONS.get(AttentionForm(self.attention), f"{self.attention} attention")]
+        if not self.cudnn_attention:
+            parts.append("without cuDNN's attention")
         if self.loss != LossForm.EAGER:
             parts.append(_LOSSES[LossForm(self.loss)])
         if self.compile is not None:

@@ -55,13 +55,13 @@ def fused_kernel(
     masked: bool = False,
     values: int | None = None,
     dropout: float = 0.0,
-    of_package: bool = False,
+    cudnn: bool = True,
 ) -> str | None:
     """The fused operator for attention, ``cudnn``, ``flash`` or ``efficient``; None if there is none.
 
     width: of a head. masked: whether a mask is added to the scores. values: width of a head's values, by default that
-    of queries and keys; flash attention supports no other. dropout: rate of attention's dropout. of_package: whether
-    it is the package flash-attn, which has no kernels of cuDNN.
+    of queries and keys; flash attention supports no other. dropout: rate of attention's dropout. cudnn: whether
+    it may be cuDNN's, which the package flash-attn and earlier versions of PyTorch do not take.
 
     >>> [fused_kernel("hopper", "bfloat16", 128, dropout=rate) for rate in (0.0, 0.1)]
     ['cudnn', 'flash']
@@ -71,7 +71,7 @@ def fused_kernel(
     True
     """
     has_flash, values = architecture in WITH_FLASH, width if values is None else values
-    if not of_package and prefers_cudnn(architecture, dtype, width, values, dropout):
+    if cudnn and prefers_cudnn(architecture, dtype, width, values, dropout):
         return "cudnn"
     supports_width = width == values <= _WIDEST and not width % _FLASH_WIDTH
     if has_flash and not masked and dtype in _HALF and supports_width:

@@ -140,7 +140,7 @@ def megatron_iteration(job: Job, stage: int = 0) -> ModelledIteration:
     if problems:
         raise InputError(problems)
     run = _StageRun(job, stage)
-    options = TrainingOptions(micro_batches=job.micro_batches)
+    options = TrainingOptions(micro_batches=job.micro_batches, hold_output=True)  # which is the loss
     session = run.session(_waits(job)[stage])
     of = TraceOf(job.decoder.name, job.batch, _notes(job, stage), f"{job.batch} samples of {job.length} tokens")
     return finished(session, of, job.node.gpu, options, preferred_kernels(job.node.gpu))

@@ -9,6 +9,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
+from simgpu.simulation.run import simulate
 from simgpu.trace.check import check_trace
 from simgpu.trace.model import BlockKind, Kernel, Phase, Trace
 from simgpu.workloads.configured.config import decoder_of
@@ -152,3 +153,10 @@ def test_weights_keep_their_gradients() -> None:
         for kind in (BlockKind.WEIGHT, BlockKind.WEIGHT_GRADIENT)
     )
     assert {f"{name}.grad": size for name, size in weights.items()} == gradients
+
+
+def test_all_compiled_layers_with_adapters_on_every_product_are_checkpointed() -> None:
+    """Backward of the last layer begins in a module that forward runs only parts of: its product and its adapter."""
+    trace = built("layers", lora=4, lora_targets=("all-linear",), lora_dtype="bfloat16").trace
+    result = simulate(trace, load_node("h100"), "checkpoint")
+    assert [section.name for section in result.program.sections] == ["model.layers.0", "model.layers.1"]

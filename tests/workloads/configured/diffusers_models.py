@@ -48,7 +48,7 @@ def recorded(
     def optimizer(weights: Any) -> Any:
         return torch.optim.AdamW(weights, lr=1e-4)
 
-    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
+    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, **options)
 
 
 def saved(trace: Trace) -> list[tuple[object, ...]]:

@@ -216,7 +216,7 @@ def recorded(
         module = changed(model(values, dtype, attention))
         return Workload(module, {"input_ids": tokens, "labels": labels, **mask}, (), lambda output: output.loss)
 
-    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, hold_output=True, **options)
+    return record(workload, batch=batch, gpu="h100", optimizer=optimizer, **options)
 
 
 class Adapted(torch.nn.Module):

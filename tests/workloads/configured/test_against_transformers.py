@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from simgpu.trace.model import Trace
+from simgpu.trace.stats import trace_stats
 from tests.sets import slow_except
 from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built
 from tests.workloads.configured.published import PUBLISHED
@@ -228,6 +229,15 @@ def test_kernels_and_peaks_equal_those_of_pytorch(name: str, dtype: str, attenti
 def _without_time_of_attention(trace: Trace) -> Trace:
     kernels = (replace(kernel, duration_ns=1) if "attention" in kernel.op else kernel for kernel in trace.kernels)
     return replace(trace, kernels=tuple(kernels))
+
+
+def test_a_loop_that_holds_the_output_needs_the_logits_more() -> None:
+    values = {**SMALL["llama"], "vocab_size": 8000}  # so that the peak is at the loss
+    held, theirs = built(values, hold_output=True).trace, recorded(values, BATCH, LENGTH, hold_output=True)
+    assert_equal(held, theirs)
+    assert held.info.output == theirs.info.output
+    peaks = [trace_stats(trace).peak_recorded for trace in (held, built(values).trace)]
+    assert peaks[0] and peaks[1] and peaks[0].bytes - peaks[1].bytes == 2 * BATCH * LENGTH * values["vocab_size"]
 
 
 @pytest.mark.parametrize("name", slow_except(("llama", "gemma", "gemma3", "deepseek_v3", *_STABLELM), "llama"))
