@@ -35,8 +35,8 @@ LAYERS, TOKENS, HIDDEN, HEADS, GROUPS, WIDTH = 48, 4096, 2048, 32, 4, 128
 MEASURED = 63.14e9 - 61.35e9
 #: Bytes in bfloat16 of the result of the fused projection, and of the value alone.
 MIXED, VALUE = 2 * TOKENS * WIDTH * (HEADS + 2 * GROUPS), 2 * TOKENS * WIDTH * GROUPS
-#: Bytes of the float32 row statistics that fused attention saves, and of three 64-bit states of its random generator.
-STATISTICS = 4 * TOKENS * HEADS + 3 * 8
+#: Bytes of the float32 row statistics that fused attention saves, and of two 64-bit states of its random generator.
+STATISTICS = 4 * TOKENS * HEADS + 2 * 8
 
 
 class Core(nn.Module):
