@@ -217,6 +217,19 @@ def test_parameters_that_do_not_fit_are_refused_together(parameters: dict[str, o
     assert all(message in str(raised.value) for message in messages)
 
 
+@pytest.mark.parametrize(("count", "runs"), [(1, True), (2, True), (3, False), (5, False), (7, True)])
+def test_double_buffering_is_refused_where_a_layer_would_come_into_a_buffer_in_use(count: int, runs: bool):
+    """Version 1 fetches layer n where the window of its copy ended; with two buffers, layer n + 2 has to be done."""
+    eight = chain([10] * 8, [10] * 8, [4] * 8)
+    blocks = [f"L{number + 1}" for number in range(8)]
+    given_ = {"blocks": blocks, "min_elements": 1, "schedule": "transformer_engine_v1", "double_buffering": True}
+    try:
+        assert run(eight, "offload_groups", num_layers=count, **given_).steady and runs
+    except InputError as error:
+        assert "have one buffer, and the first is fetched before the other has used it" in str(error)
+        assert "give num_layers 1, 2 or 7" in str(error) and not runs
+
+
 def test_a_network_without_attention_has_no_modules_to_offload():
     with pytest.raises(InputError, match=r"no layer of .* has a part that is its core_attn"):
         run(FOUR, "offload_groups", blocks=LAYERS["blocks"], schedule="megatron", modules=["core_attn"])

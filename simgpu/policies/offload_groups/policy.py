@@ -15,7 +15,8 @@ parameters nor buffers are copied, the others stay. The last group is never offl
   of all L (`simgpu.policies.offload_groups.schedules.windows`). Layer i is copied, every tensor by itself,
   when layer i - 1 is gone; at the end of its window compute waits and drops it. Backward fetches it at the window's
   begin, after it has waited for layer i + 1; so compute waits for whole layers. A fetched tensor is dropped when its
-  operator has ended. With `double_buffering`, two layers' memory is allocated all the time, and fetches use it in turn.
+  operator has ended. With `double_buffering`, two layers' memory is allocated all the time, and fetches use it in turn;
+  numbers of layers for which a fetch would overwrite what backward still needs, as it would there, are refused.
 * ``megatron``: ``--fine-grained-activation-offloading --offload-modules``. A group is a part of a layer, of `modules`;
   ``attn_norm`` and ``mlp_norm`` end with the residual sum behind them, ``moe_act`` with the experts' last product, and
   ``expert_fc1`` are their other products. When a group ends in forward, its tensors are
@@ -183,7 +184,14 @@ class OffloadGroups(Policy):
         stop = max(k for k in range(part.first, part.stop) if graph.kernels[k].phase is Phase.BACKWARD)
         if self.schedule == "transformer_engine":
             return transformer_engine(listed, self.num_layers, stop)
-        return transformer_engine_v1(listed, self.num_layers, stop, double_buffering=self.double_buffering)
+        schedules = transformer_engine_v1(listed, self.num_layers, stop, double_buffering=self.double_buffering)
+        for one, two in zip(schedules, schedules[2:], strict=False):
+            if self.double_buffering and one.fetched < two.group.end:
+                layers = " and ".join(graph.layers.name_of(each.group.start) for each in (one, two))
+                what = f"the layers of {layers} have one buffer, and the first is fetched before the other has used it"
+                remedy = f"give num_layers 1, 2 or {len(listed) - 1}, or leave double_buffering out"
+                raise InputError.single(graph.trace.name, "parameters.double_buffering", what, remedy)
+        return schedules
 
     def _copies(
         self, graph: TaskGraph, tensors: Sequence[Saved], schedule: GroupSchedule, large: Sequence[bool]
