@@ -37,7 +37,7 @@ def run(choice: ScenarioChoice, as_json: bool, quiet: bool, output: Path | None)
     stderr.
 
     With data_parallel.gpus, several GPUs train together. They exchange gradients through host memory over PCIe, as in
-    moDNN (2019). NCCL collectives are not simulated.
+    moDNN (2019). Policies ddp and fsdp have NCCL's collectives instead.
 
     \b
     simgpu run quickstart
@@ -88,7 +88,7 @@ def compare(choice: ScenarioChoice, as_json: bool, quiet: bool, bound: bool) -> 
     support the trace or the node.
 
     With data_parallel.gpus, several GPUs train together. They exchange gradients through host memory over PCIe, as in
-    moDNN (2019). NCCL collectives are not simulated.
+    moDNN (2019). Policies ddp and fsdp have NCCL's collectives instead.
 
     \b
     simgpu compare quickstart

@@ -17,6 +17,7 @@ from simgpu.policies.base import Policy, policy_label
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.notes import allocator_text
 from simgpu.simulation.run import Result, simulate, task_graph
+from simgpu.trace.model import Origin
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
 
@@ -128,7 +129,17 @@ def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
 
 def _no_policy(trace: Trace) -> str:
     smaller = ", or algorithms with less workspace" if trace.algorithms else ""
+    smaller += ", or another loss (simgpu zoo build --loss chunked or fused)" if _largest_is_loss(trace) else ""
     return f"more memory{smaller}: no policy reduces the working set of a single kernel"
+
+
+def _largest_is_loss(trace: Trace) -> bool:
+    """Whether the kernel with most memory belongs to the loss of a modelled configuration."""
+    if trace.info.origin is not Origin.MODELLED or not trace.info.tool.startswith("simgpu zoo"):
+        return False
+    sizes = {block.id: block.bytes for block in trace.blocks}
+    largest = max(trace.kernels, key=lambda kernel: sum(sizes[b] for b in {*kernel.reads, *kernel.writes}))
+    return largest.layer == "loss"
 
 
 def _policies_to_try(

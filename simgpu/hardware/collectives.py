@@ -36,6 +36,10 @@ class Collective(StrEnum):
     SEND = "send"
 
 
+#: The operator by which a GPU waits for data of another stage of a pipeline, in modelled traces.
+RECEIVE = "recv"
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """The GPUs that take part. ranks: their number; nodes: on how many nodes they are, as many on each.

@@ -74,7 +74,7 @@ class FullyShardedDataParallel(TrainsTogether):
         """Raises `InputError` for micro-batches that a policy makes, and as `sections_of` for groups."""
         group_of = sections_of(graph, self.blocks).of_layer
         shards = Shards.of(graph, costs.group.ranks, single=self.mixed_precision)
-        size, whole = sum(shards.kept.values()), sum(graph.sizes[b] for b in shards.kept)
+        size, whole = shards.lasting
         share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
         updates = shards.durations(costs.elementwise[1])
         before = sum(graph.durations[k] for k, _ in updates)

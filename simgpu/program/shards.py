@@ -102,6 +102,14 @@ class Shards:
         """The same in the formats in which they are kept."""
         return {b: size * self._widening(self.graph.blocks[b]) for b, size in self.bytes_of.items()}
 
+    @property
+    def lasting(self) -> tuple[int, int]:
+        """Bytes of weights, gradients and optimizer state, this GPU's and those of all, as they are kept; without what
+        the optimizer allocates."""
+        owned = {*self.weights, *(b for update in self.updates for b in (update.gradient, *update.state))}
+        whole = (self.graph.sizes[b] * self._widening(self.graph.blocks[b]) for b in owned)
+        return sum(self.kept[b] for b in owned if b in self.kept), sum(whole)
+
     def _widening(self, block: Block) -> int:
         return 2 if self.single and block.dtype is not None and ITEMSIZE.get(block.dtype) == _HALF else 1
 

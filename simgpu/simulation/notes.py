@@ -10,6 +10,7 @@ from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
+from simgpu.hardware.collectives import RECEIVE, Collective
 from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec, NodeSpec
 from simgpu.program.instructions import DEVICE, Copy, Instruction, Program
 from simgpu.trace.epochs import epochs_of
@@ -17,6 +18,7 @@ from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin,
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.workloads.timemodel.formats import model_notes
 
+_COLLECTIVES = frozenset(Collective)
 #: An output below this share of the feature maps does not change the peak noticeably.
 _NOTABLE = 0.01
 
@@ -116,6 +118,25 @@ def on_output(trace: Trace) -> list[str]:
         return []
     loop = "which loss_fn(model(x), y) does not"
     return [f"the trace's loop holds the model's output ({format_bytes(output_bytes)}) through backward, {loop}"]
+
+
+def on_exchanges(trace: Trace) -> list[str]:
+    """A note if the trace is of one of several GPUs that share the model, whose kernels exchange data.
+
+    >>> from dataclasses import replace
+    >>> from simgpu.trace.chain import chain
+    >>> trace = chain([5, 5], [10, 10], [100, 100])
+    >>> on_exchanges(replace(trace, kernels=(*trace.kernels[:-1], replace(trace.kernels[-1], op="all_reduce"))))
+    ['the trace is of one of several GPUs: samples are those of all that share them; compute has 10 ns of exchanges']
+    """
+    times = [
+        sum(kernel.duration_ns for kernel in trace.kernels if kernel.op in ops) for ops in (_COLLECTIVES, (RECEIVE,))
+    ]
+    if not any(times):
+        return []
+    waits = f" and {format_time(times[1])} of waits for other stages" if times[1] else ""
+    parts = f"compute has {format_time(times[0])} of exchanges{waits}"
+    return [f"the trace is of one of several GPUs: samples are those of all that share them; {parts}"]
 
 
 def on_compression(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str]:

@@ -32,6 +32,7 @@ from simgpu.simulation.notes import (
     on_endurance,
     on_epoch,
     on_exchange,
+    on_exchanges,
     on_gpus,
     on_output,
     on_transforms,
@@ -249,7 +250,7 @@ class _Run:
         node = self.node
         checked = checked or verified(program, self.graph, node, self.budget)
         notes = (*notes, *on_epoch(self.trace, self.config.epoch), *on_compression(program, self.graph, self.node))
-        notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace))
+        notes = (*notes, *on_gpus(program, self.node), *on_output(self.trace), *on_exchanges(self.trace))
         ran = checked.graph
         notes = (*notes, *on_endurance(program, ran, self.node), *on_transforms(program))
         if program.gpus == 1:

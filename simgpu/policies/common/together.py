@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.collectives import Collective, Group
+from simgpu.hardware.collectives import RECEIVE, Collective, Group
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext, Trial, no_progress, parameter
@@ -18,8 +18,8 @@ from simgpu.policies.common.inside import Outer
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
 
-#: Operators of modelled traces by which GPUs exchange data; the last waits for another stage of a pipeline.
-_EXCHANGES = frozenset((*Collective, "recv"))
+#: Operators of modelled traces by which GPUs exchange data.
+_EXCHANGES = frozenset((*Collective, RECEIVE))
 #: A note on each result.
 ONE_GPU = "samples per second are those of one GPU"
 

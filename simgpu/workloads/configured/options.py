@@ -372,6 +372,8 @@ class TrainingOptions:
 
     def problems_of_fused(self, fused: str | None, gpu: GpuSpec, width: int) -> Iterator[Problem]:
         """What fused attention of heads of this width does not support. fused: its operator; None for none."""
+        if gpu.architecture is None:  # which the time model asks for
+            return
         if self.attention in OF_PACKAGE and fused != "flash":
             what = f"{gpu.name} has no {self.attention} for {self.products} and heads of {width} values"
             yield Problem("", "attention", what, "give sdpa, or another number format or GPU")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from simgpu.errors import InputError, Problem
-from simgpu.hardware.collectives import Collective, Group, collective_ns
+from simgpu.hardware.collectives import RECEIVE, Collective, Group, collective_ns
 from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.configured.config import Model
@@ -275,7 +275,7 @@ class _StageRun:
         session.tape.layer = None
         count = shape[0] * shape[1]
         work = Operation(OperationKind.COPY, 0, 2 * count, count, dtype="bfloat16", exchange_ns=wait_ns)
-        return session.run("recv", (), ((shape, "bfloat16"),), operations=(work,), pure=False)[0]
+        return session.run(RECEIVE, (), ((shape, "bfloat16"),), operations=(work,), pure=False)[0]
 
 
 def _notes(job: Job, stage: int) -> str:
