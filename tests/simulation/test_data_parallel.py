@@ -203,7 +203,7 @@ def test_output_files_distinguish_the_gpus(node: NodeSpec, recorded: Trace, tmp_
 
 
 @pytest.mark.slow
-def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
+def test_outputs_of_several_gpus_note_that_they_exchange_through_the_host():
     """Speedups with moDNN's exchange through host memory do not apply to training with NCCL."""
     text = "NCCL's collectives and links between GPUs"
     base = {"trace": "resnet20-cifar-cpu", "node": "k40-x4", "policies": "none", "iterations": 1}
@@ -216,9 +216,10 @@ def test_outputs_of_several_gpus_note_that_collectives_are_not_simulated():
     for study, times in (("modnn-17", 1), ("modnn-14", 0)):
         assert sum(text in fact for _, fact in simgpu.load_study(study).facts()) == times
     for command in ("run", "compare"):
-        assert "NCCL collectives are not simulated" in " ".join(command_line(command, "--help").stdout.split())
+        shown = " ".join(command_line(command, "--help").stdout.split())
+        assert "as in moDNN (2019). Policies ddp and fsdp have NCCL's collectives instead." in shown
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "NCCL's collectives are not simulated" in readme
+    assert "(`data_parallel`: any policy, gradients through the host as in moDNN, or the host alone shared)" in readme
 
 
 def test_notes_describe_the_optimizers_place():

@@ -185,9 +185,9 @@ class OffloadGroups(Policy):
         if self.schedule == "transformer_engine":
             return transformer_engine(listed, self.num_layers, stop)
         schedules = transformer_engine_v1(listed, self.num_layers, stop, double_buffering=self.double_buffering)
-        for one, two in zip(schedules, schedules[2:], strict=False):
-            if self.double_buffering and one.fetched < two.group.end:
-                layers = " and ".join(graph.layers.name_of(each.group.start) for each in (one, two))
+        for early, late in zip(schedules, schedules[2:], strict=False):
+            if self.double_buffering and early.fetched < late.group.end:
+                layers = " and ".join(graph.layers.name_of(each.group.start) for each in (early, late))
                 what = f"the layers of {layers} have one buffer, and the first is fetched before the other has used it"
                 remedy = f"give num_layers 1, 2 or {len(listed) - 1}, or leave double_buffering out"
                 raise InputError.single(graph.trace.name, "parameters.double_buffering", what, remedy)
