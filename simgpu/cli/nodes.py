@@ -10,7 +10,17 @@ from simgpu.cli import suggestions
 from simgpu.cli.screen import Screen, table
 from simgpu.hardware.dma_engine import CdmaSpec
 from simgpu.hardware.nodes import NodeFile, load_node, load_node_file, node_names
-from simgpu.hardware.spec import BuddySpec, HostSpec, LinkSpec, MemoryLink, MemorySpec, NodeSpec, PowerSpec, SwitchSpec
+from simgpu.hardware.spec import (
+    BuddySpec,
+    HostSpec,
+    LinkSpec,
+    MemoryLink,
+    MemorySpec,
+    NodeSpec,
+    PeerSpec,
+    PowerSpec,
+    SwitchSpec,
+)
 from simgpu.units import (
     format_bandwidth,
     format_bytes,
@@ -107,6 +117,8 @@ def _rows(node: NodeSpec) -> list[Row]:
         behind = f"GPUs {', '.join(map(str, switch.gpus))}"
         rows += [(f"switch {number}", behind, f"{key}.gpus"), *_ways(switch, key)]
         rows.append(("  links", ", ".join(switch.links), f"{key}.links"))
+    for key, peers in (("peers", node.peers), ("network", node.network)):
+        rows += _exchanges(peers, key) if peers else ()
     pinned = "unlimited" if host.pinned_memory is None else format_bytes(host.pinned_memory)
     rows += [
         ("host memory", format_bytes(host.memory) if host.memory else _NOT_GIVEN, "host.memory"),
@@ -124,6 +136,17 @@ def _rows(node: NodeSpec) -> list[Row]:
     for number, wire in enumerate(node.more_links):
         rows += _memory_link(wire, f"links[{number}]")
     return [row for row in rows if row[1]]
+
+
+def _exchanges(peers: PeerSpec, key: str) -> list[Row]:
+    """What the GPU exchanges data with others over."""
+    added = peers.switch_bandwidth
+    return [
+        ("to other GPUs" if key == "peers" else "to other nodes", peers.kind, f"{key}.kind"),
+        ("  steps over", peers.wire, f"{key}.wire"),
+        ("  in a ring", format_bandwidth(peers.bandwidth), f"{key}.bandwidth"),
+        ("  added up", format_bandwidth(added) if added else "", f"{key}.switch_bandwidth"),
+    ]
 
 
 def _memory(memory: MemorySpec, key: str) -> list[Row]:

@@ -65,7 +65,7 @@ from simgpu.policies.base import PlanContext, Policy, parameter
 from simgpu.policies.common.framework import framework, saved_note
 from simgpu.policies.common.offloaded_inputs import OffloadedInputs, inputs_away
 from simgpu.policies.common.recomputed_modules import RecomputedPart, check_recomputed, recomputed_parts
-from simgpu.policies.common.section_choice import chosen, keeping_rules, kept_results, sections_of
+from simgpu.policies.common.section_choice import absent_note, chosen, keeping_rules, kept_results, sections_of
 from simgpu.program.eager import Eager
 from simgpu.program.instructions import HOST, Program, Section
 from simgpu.units import format_bytes, format_time
@@ -141,6 +141,7 @@ class Checkpoint(Policy):
         writing = _Checkpointing(graph, parts, tensors, self.early_stop, self.inputs, way)
         writing.write()
         notes = (*saved_note(autograd_saved), _sections_note(writing.sections, how), *writing.notes)
+        notes += absent_note(graph, self.keep)
         return replace(writing.writer.program(transforms, notes), sections=writing.sections)
 
     def _check_numbers(self) -> None:

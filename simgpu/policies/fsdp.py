@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.policies.base import Policy, parameter
 from simgpu.policies.common.section_choice import sections_of
@@ -71,9 +72,13 @@ class FullyShardedDataParallel(TrainsTogether):
         return policy_inside(self.inside)
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
-        """Raises `InputError` for micro-batches that a policy makes, and as `sections_of` for groups."""
+        """Raises `InputError` for micro-batches that a policy makes, for `mixed_precision` without weights in half
+        precision, and as `sections_of` for groups."""
         group_of = sections_of(graph, self.blocks).of_layer
         shards = Shards.of(graph, costs.group.ranks, single=self.mixed_precision)
+        if self.mixed_precision and not any(shards.kept[b] > shards.bytes_of[b] for b in shards.weights):
+            what = "no weight is in half precision, so that none is kept in single precision"
+            raise InputError.single(graph.trace.name, "parameters.mixed_precision", what, "leave it out")
         size, whole = shards.lasting
         share = f"{format_bytes(size)} of {format_bytes(whole)} of weights, gradients and optimizer state"
         updates = shards.durations(costs.elementwise[1])

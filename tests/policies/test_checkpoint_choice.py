@@ -114,6 +114,11 @@ def test_kept_results_do_not_run_again_and_stay_on_the_device(
     assert used(result, start) == in_between
 
 
+def test_a_name_that_no_operator_has_is_noted() -> None:
+    result = run(block_of(), "checkpoint", blocks=["a"], keep=["mm", "gelo", "torchtitan"])
+    assert "keep: forward has no operator gelo" in result.notes
+
+
 def test_a_kept_result_that_backward_does_not_need_is_dropped_by_the_rerun():
     """`p` goes when the norm has run again; n and q stay for the backward of down and act."""
     result = run(block_of(), "checkpoint", blocks=["a"], keep=["mm"])

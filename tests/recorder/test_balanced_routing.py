@@ -12,8 +12,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed: simgpu with its e
 import torch
 from torch import nn
 
+import simgpu
+from simgpu.recorder import record
 from simgpu.recorder.modelled.balanced_routing import BalancedRouting
-from simgpu.recorder.modelled.gpu_forms import gpu_forms
+from simgpu.trace.model import Phase
 
 
 def test_the_first_experts_get_the_rest() -> None:
@@ -36,6 +38,8 @@ def test_all_experts_have_tokens_and_other_masks_need_values() -> None:
         ({"num_local_experts": 8, "num_experts_per_tok": 2}, 8),
         ({"get_text_config": lambda: SimpleNamespace(n_routed_experts=64, num_experts_per_tok=6)}, 64),
         ({"num_experts": 8}, None),
+        ({"num_experts": True, "num_experts_per_tok": True}, None),
+        ({"num_experts": 2, "num_experts_per_tok": 4}, None),
         ({}, None),
     ],
 )
@@ -46,8 +50,40 @@ def test_a_configuration_says_how_many_experts_there_are(config: dict[str, Any],
     assert (found and found.experts) == experts
 
 
-def test_one_hot_in_the_form_of_a_gpu_has_its_values() -> None:
-    x = torch.tensor([[2, 0], [1, 2]])
-    expected = nn.functional.one_hot(x, 4), nn.functional.one_hot(x)
-    with gpu_forms("hopper"):
-        assert nn.functional.one_hot(x, 4).equal(expected[0]) and nn.functional.one_hot(x).equal(expected[1])
+class _Experts(nn.Module):
+    """Asks as the modules of transformers do which tokens are an expert's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_experts=4, num_experts_per_tok=1)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = x.argmax(-1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            _, rows = torch.where((chosen == number)[None])
+            result.index_add_(0, rows, expert(x[rows]))
+        return result
+
+
+def _within_another() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), _Experts(), nn.Linear(8, 3))
+
+
+def test_experts_within_another_module_are_recorded() -> None:
+    trace = record(lambda: (_within_another(), torch.randn(10, 8)), batch=10, gpu="h100")
+    rows = [
+        trace.block_by_id[kernel.writes[0]].bytes // 32
+        for kernel in trace.kernels
+        if kernel.op == "aten::addmm" and ".experts." in f".{kernel.layer}" and kernel.phase is Phase.FORWARD
+    ]
+    assert rows == [3, 3, 2, 2]
+    assert "balanced routing" in trace.info.notes
+
+
+def test_a_step_of_experts_is_recorded() -> None:
+    module = _within_another()
+    with simgpu.record_step(module, torch.optim.SGD(module.parameters()), gpu="h100") as recording:
+        module(torch.randn(10, 8)).sum().backward()
+    assert any("balanced routing" in note for note in recording.requests.notes)

@@ -16,7 +16,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.io.schema import validate
 from simgpu.io.shipped import shipped_folder
 from simgpu.io.yaml_files import YamlMapping
-from simgpu.policies.base import Policy
+from simgpu.policies.base import Policy, policy_label
 from simgpu.program.data_parallel import DataParallel
 from simgpu.simulation.config import RunConfig
 from simgpu.trace.model import Trace
@@ -153,5 +153,5 @@ class ScenarioLoading(Reading):
             if policy is None:
                 continue
             if policy in seen:
-                self.report(place, f"{entry!r} is given twice", "keep one of them")
+                self.report(place, f"{policy_label(policy)} is given twice", "keep one of them")
             seen.append(policy)

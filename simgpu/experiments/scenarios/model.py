@@ -20,7 +20,7 @@ from simgpu.io.schema import Alignment, Budget, FileModel
 from simgpu.machine.compiled_engine import Engine
 from simgpu.memory.caching.settings import parse
 from simgpu.policies.base import policy_label
-from simgpu.policies.registry import make_policy
+from simgpu.policies.registry import make_policy, parse_policy
 from simgpu.program.data_parallel import DataParallel
 from simgpu.simulation.config import RunConfig
 from simgpu.simulation.notes import allocator_text, kernel_times, other_memories_text
@@ -62,11 +62,17 @@ class PolicyChoice(NamedTuple):
 
 
 class PolicyEntry:
-    """Pydantic metadata of a policy in a file: ``vdnn``, or ``vdnn: {mode: conv}`` with parameters."""
+    """Pydantic metadata of a policy in a file: ``vdnn``, or with parameters ``vdnn: {mode: conv}`` or as in tables,
+    ``vdnn(mode=conv)``."""
 
     @staticmethod
     def read(value: object) -> PolicyChoice:
         """The choice. The `ValueError` for an invalid value shows how to write one."""
+        if isinstance(value, str) and "(" in value:
+            try:
+                value = parse_policy(value)
+            except InputError as error:
+                raise ValueError("; ".join(f"{each.place}: {each.what}" for each in error.problems)) from None
         match value:
             case str():
                 return PolicyChoice(value, {})

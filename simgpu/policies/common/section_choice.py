@@ -178,12 +178,24 @@ def kept_results(graph: TaskGraph, region: Region, rules: Iterable[_Rule]) -> di
     for rule in rules:
         count = 0
         for k in range(region.first, region.stop):
-            if not fnmatchcase(graph.kernels[k].op.rpartition("::")[2], rule.name.rpartition("::")[2]):
+            if not _is_of(rule, graph.kernels[k].op):
                 continue
             if count % rule.every == 0 and (results := _results(graph, k)):
                 kept[k] = results
             count += 1
     return dict(sorted(kept.items()))
+
+
+def absent_note(graph: TaskGraph, keep: Sequence[str]) -> tuple[str, ...]:
+    """A note on names, given one by one, that no operator of forward has."""
+    ops = {kernel.op for kernel in graph.kernels if kernel.phase is Phase.FORWARD}
+    named = keeping_rules([each for each in keep if each not in LISTS])
+    absent = [rule.name for rule in named if not any(_is_of(rule, op) for op in ops)]
+    return (f"keep: forward has no operator {' or '.join(absent)}",) if absent else ()
+
+
+def _is_of(rule: _Rule, op: str) -> bool:
+    return fnmatchcase(op.rpartition("::")[2], rule.name.rpartition("::")[2])
 
 
 def _results(graph: TaskGraph, k: int) -> list[int]:

@@ -54,6 +54,9 @@ class TrainsTogether(Outer):
         """
         if self.group.ranks == 1:
             return planned(self.inner, context)
+        if isinstance(self.inner, TrainsTogether):
+            what = f"{self.inner.name} inside {self.name} would divide the GPUs twice"
+            raise InputError.single("", "parameters.inside", what, "give one of them")
         check_optimizer(context.graph, self.name)
         _check_alone(context.graph)
         exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))

@@ -8,6 +8,7 @@ divide, as in `simgpu.workloads.configured.experts`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -32,11 +33,13 @@ class BalancedRouting:
     def of(cls, module: nn.Module) -> BalancedRouting | None:
         """The routing of a model of transformers, by its configuration; None for a model without experts."""
         config: Any = getattr(module, "config", None)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if hasattr(config, "get_text_config"):
+            with suppress(Exception):  # one of another library may need arguments
+                config = config.get_text_config()
         numbers = [getattr(config, name, None) for name in _COUNTS]
-        experts = next((number for number in numbers if isinstance(number, int) and number > 0), None)
+        experts = next((number for number in numbers if type(number) is int), 0)
         chosen = getattr(config, "num_experts_per_tok", None)
-        return None if experts is None or not isinstance(chosen, int) else cls(experts, chosen)
+        return cls(experts, chosen) if type(chosen) is int and 0 < chosen <= experts else None
 
     def nonzero(self, mask: torch.Tensor) -> torch.Tensor | None:
         """The places in a mask of an expert's tokens, (choices, tokens) or (tokens, choices), or in one of experts.

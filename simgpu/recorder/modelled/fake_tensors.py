@@ -148,7 +148,6 @@ class FakeTensors(FakeTensorMode):
             loss=faked(workload.loss),
         )
         self.known.can_draw = False
-        self.routing = BalancedRouting.of(settled.module)
         parts = [part for part in (settled.module, settled.loss) if isinstance(part, nn.Module)]
         self.known.forget(parameter for part in parts for parameter in part.parameters())
         given = (*settled.input_tensors().values(), *settled.labels)
@@ -161,7 +160,7 @@ class FakeTensors(FakeTensorMode):
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Makes every tensor created in the context fake. Raises `InputError` naming `name` if a value is needed."""
     try:
-        with _one_draw(), _no_log(), FakeTensors() as mode, warnings.catch_warnings():
+        with _one_draw(), _no_log(), FakeTensors() as mode, _routing(mode), warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) reads the address of each weight.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode
@@ -187,6 +186,21 @@ def _no_log() -> Iterator[None]:
         yield
     finally:
         log.disabled = was_disabled
+
+
+@contextmanager
+def _routing(mode: FakeTensors) -> Iterator[None]:
+    """Lets the first model with experts that is called, also within another module, say how many there are."""
+
+    def meets(module: nn.Module, _: Any) -> None:
+        if mode.routing is None:
+            mode.routing = BalancedRouting.of(module)
+
+    hook = nn.modules.module.register_module_forward_pre_hook(meets)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 Fake CUDA tensors need a PyTorch built with CUDA; fake CPU tensors work everywhere, and nearly all operators are
 dispatched alike. Operators that differ and affect a model's memory get their CUDA form here: dropout (one operator
 whose mask has one byte per value), attention (one fused operator that stores no scores), linear layers (the bias is
-added in place, except while operators are intercepted), RMS normalization (one operator), ``one_hot`` (zeros and a
-scatter) and optimizers (one multi-tensor operator for all weights; step counts on the host). Two differences remain:
-the name of batch normalization, which is the only difference of cuDNN's, and recurrent layers, which cuDNN fuses over
-all steps.
+added in place, except while operators are intercepted), RMS normalization (one operator), softmax of float16 in float32
+(one operator), ``one_hot`` (zeros and a scatter) and optimizers (one multi-tensor operator for all weights; step counts
+on the host). Two differences remain: the name of batch normalization, which is the only difference of cuDNN's, and
+recurrent layers, which cuDNN fuses over all steps.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def gpu_forms(architecture: str | None) -> Iterator[None]:
         library.impl("dropout", _dropout, "AutogradCPU")
         library.impl("linear", _linear, "AutogradCPU")
         library.impl("one_hot", _one_hot, "AutogradCPU")
+        library.impl("softmax.int", _softmax, "AutogradCPU")
         library.impl("rms_norm", _rms_norm, "AutogradCPU")
         library.impl("scaled_dot_product_attention", Attention(architecture), "AutogradCPU")
         yield
@@ -80,6 +81,14 @@ def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         return result
     zeros = torch.zeros(*x.shape, num_classes, dtype=x.dtype, device=x.device)
     return zeros.scatter_(-1, x.unsqueeze(-1), 1)
+
+
+def _softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Computes it as ``ATen/native/SoftMax.cpp`` does on CUDA, where float16 becomes float32 within the operator."""
+    if x.dtype is torch.float16 and dtype is torch.float32:
+        return torch._softmax(x, dim, True)
+    result: torch.Tensor = torch.ops.aten.softmax.int.decompose(x, dim, dtype)
+    return result
 
 
 def _rms_norm(

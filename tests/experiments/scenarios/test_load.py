@@ -53,7 +53,12 @@ def test_the_default_name_of_a_scenario_is_that_of_its_file(tmp_path: Path) -> N
 def test_explicit_default_parameters_of_a_policy_change_nothing(tmp_path: Path) -> None:
     text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "[vdnn, vdnn: {mode: all}]")
     (message,) = problems_of(scenario_file(tmp_path, text))
-    assert "policies[1]: {'vdnn': {'mode': 'all'}} is given twice; keep one of them" in message
+    assert "policies[1]: vdnn is given twice; keep one of them" in message
+
+
+def test_parameters_may_be_written_as_in_tables(tmp_path: Path) -> None:
+    text = GOOD.replace("[ideal, vdnn: {mode: conv}]", "[ideal, vdnn(mode=conv)]")
+    assert load_scenario(scenario_file(tmp_path, text)).policies[1] == PolicyChoice("vdnn", {"mode": "conv"})
 
 
 def test_repr_fits_one_screen(tmp_path: Path) -> None:
@@ -132,7 +137,7 @@ outputs: {timeline: [cvs]}
         "try.yaml: line 8, policies[0]: unknown policy 'nune'; did you mean 'none'?",
         "try.yaml: line 8, policies[1].vdnn.mod: policy 'vdnn' has no such parameter; did you mean 'mode'?",
         "try.yaml: line 8, policies[2].vdnn.mode: 'cnv'",
-        "try.yaml: line 8, policies[4]: 'ideal' is given twice; keep one of them",
+        "try.yaml: line 8, policies[4]: ideal is given twice; keep one of them",
     ):
         assert expected in message
     assert len(message.splitlines()) == 15
