@@ -9,8 +9,8 @@ Simple and the switch take a time to fill in addition, one number chosen from th
 
 What is left out: `PAT`, `CollNet`, `NVLSTree`, the tree inside one node, which has as many steps as the ring there, the
 corrections of medium sizes for rings of several nodes and trees, and the latency of a network adapter. Also left out
-are NCCL's limits of the protocol LL (141 GB/s within a node of Hopper, less across nodes, by the processor), its
-processors' overhead of a step across nodes, and its latencies where each node has one GPU; a tree of nodes has one level
+are its limits of the protocol LL (141 GB/s within a node of Hopper, less across nodes, by the processor), the
+processor's overhead of a step across nodes, and latencies where each node has one GPU; a tree of nodes has one level
 more here if their number is no power of two. So times across nodes up to 16 MiB are about half of those of its model.
 """
 

@@ -114,6 +114,8 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
             f"host optimizer: updates reach half of the {format_bandwidth(bandwidth)} {of}; their calls take no time "
             "here, so such an option is the answer only where no other fits as much"
         )
+    if bandwidth is None and any(row.candidate.on_host and row.run is None for row in fit.rows):
+        yield 'host optimizer, host gradients: to try them, add --set node.host.memory_bandwidth="80 GB/s", as yours has'
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
 
@@ -136,7 +138,7 @@ def _ways(fit: FitOutcome) -> str:
     texts = []
     for row in _named(fit):
         assert row.run is not None, "a named row has a run"
-        texts.append(f"on up to {_size(fit, row.run)} {_how(row)}, which costs {_cost(row.run)}")
+        texts.append(f"on {_most(fit, row.run)} {_how(row)}, which costs {_cost(row.run)}")
     return "; ".join(texts)
 
 
@@ -158,7 +160,18 @@ def _size(fit: FitOutcome, run: FitRun) -> str:
     if fit.question.searched == "batch":
         tokens = "" if run.length is None else f" of {run.length:,} tokens"
         return f"{run.batch:,} {'sequence' if tokens else 'sample'}{'s' * (run.batch > 1)}{tokens}"
-    return f"{run.length:,} tokens per sample" if run.batch == 1 else f"{run.batch} samples of {run.length:,} tokens"
+    return f"{_samples(run)} of {run.length:,} tokens"
+
+
+def _most(fit: FitOutcome, run: FitRun) -> str:
+    """The same as the largest size."""
+    if fit.question.searched == "batch":
+        return f"up to {_size(fit, run)}"
+    return f"{_samples(run)} of up to {run.length:,} tokens"
+
+
+def _samples(run: FitRun) -> str:
+    return "one sample" if run.batch == 1 else f"{run.batch} samples"
 
 
 def for_size(fit: FitOutcome) -> str:
