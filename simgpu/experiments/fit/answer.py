@@ -115,7 +115,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
             "here, so such an option is the answer only where no other fits as much"
         )
     if bandwidth is None and any(row.candidate.on_host and row.run is None for row in fit.rows):
-        yield 'host optimizer, host gradients: to try them, add --set node.host.memory_bandwidth="80 GB/s", as yours has'
+        yield 'host optimizer, host gradients: to try them, add --set node.host.memory_bandwidth="80 GB/s", or yours'
     for note in dict.fromkeys(row.note for row in fit.rows if row.note):
         yield f"{', '.join(row.candidate.short for row in fit.rows if row.note == note)}: {note}"
 
