@@ -12,7 +12,8 @@ from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
 from simgpu.hardware.collectives import RECEIVE, Collective
 from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec, NodeSpec
-from simgpu.program.instructions import DEVICE, Copy, Instruction, Program
+from simgpu.program.instructions import DEVICE, HOST, Copy, Instruction, Program
+from simgpu.timeline.model import Timeline
 from simgpu.trace.epochs import epochs_of
 from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin, OutputLife, Trace, TraceInfo
 from simgpu.units import format_bandwidth, format_bytes, format_time
@@ -191,6 +192,15 @@ def on_endurance(program: Program, graph: TaskGraph, node: NodeSpec) -> list[str
             size, steps = format_bytes(limit), limit // written
             notes.append(f"writes {format_bytes(written)} a step to {name}, whose {size} last {steps:,} steps")
     return notes
+
+
+def on_host_memory(timeline: Timeline, node: NodeSpec) -> list[str]:
+    """A note if what is on the host needs more than its memory, which no run waits for."""
+    memory = node.host.memory
+    needed = max((int(each.live.max(initial=0)) for each in timeline.shared_memories if each.memory == HOST), default=0)
+    if memory is None or needed <= memory:
+        return []
+    return [f"the host would need {format_bytes(needed)}, more than its {format_bytes(memory)} of memory"]
 
 
 def on_transforms(program: Program) -> list[str]:

@@ -34,6 +34,7 @@ from simgpu.simulation.notes import (
     on_exchange,
     on_exchanges,
     on_gpus,
+    on_host_memory,
     on_output,
     on_transforms,
 )
@@ -294,7 +295,7 @@ class _Run:
             label=policy_label(self.policy),
             phases={kernel.id: kernel.phase for kernel in ran.kernels},
             graph=ran,
-            notes=(*notes, *run.notes),
+            notes=(*notes, *run.notes, *on_host_memory(run.timeline, self.node)),
             epoch=self.config.epoch,
         )
 
