@@ -16,8 +16,11 @@ from simgpu.analysis.plots import RunFigure
 from simgpu.validation.public.predicted import ComparedPeak, median_error
 from simgpu.validation.public.times import ComparedTime, median_of
 
-#: Colours that colour-blind readers can tell apart (Paul Tol's bright scheme), with a shape for each project.
-_MARKS = (("#4477AA", "o"), ("#EE6677", "s"), ("#228833", "^"), ("#CCBB44", "D"), ("#AA3377", "v"), ("#66CCEE", "P"))
+#: Colours that colour-blind readers can tell apart (six of Paul Tol's bright scheme, and two), a shape each.
+_MARKS = (
+    *(("#4477AA", "o"), ("#EE6677", "s"), ("#228833", "^"), ("#CCBB44", "D"), ("#AA3377", "v"), ("#66CCEE", "P")),
+    *(("#000000", "X"), ("#EE8866", "<")),
+)
 #: From this ratio of the ends of an axis on, only powers of ten are labelled, so that labels do not overlap.
 _WIDE = 100
 _Points = dict[str, list[tuple[float, float]]]
