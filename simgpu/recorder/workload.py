@@ -99,11 +99,15 @@ def find_factory(name: str) -> Callable[..., Any]:
 
 
 def make_workload(
-    name: str, factory: Callable[..., Any], batch: int, specs: Mapping[str, InputSpec] | None = None
+    name: str,
+    factory: Callable[..., Any],
+    batch: int,
+    specs: Mapping[str, InputSpec] | None = None,
+    meets: Callable[[nn.Module], None] = lambda module: None,
 ) -> Workload:
     """Calls a factory, with ``batch=`` if it has that parameter, and builds a workload from the checked result.
 
-    specs: inputs by name, for a factory that returns only a module. Random inputs and labels come from torch's default
+    specs: inputs by name, for a factory that returns only a module. meets: called with the module before it runs. Random inputs and labels come from torch's default
     generator. Raises `InputError` naming `name`.
     """
     created = _called(name, factory, batch)
@@ -112,6 +116,7 @@ def make_workload(
     if not known or not isinstance(parts[0], nn.Module):
         raise InputError.single(name, _PLACE, f"it returned {_describe(created)}, not a module", _CONVENTION)
     check_module(name, parts[0])
+    meets(parts[0])
     if specs and len(parts) > 1:
         remedy = "leave out --input (inputs in Python), or return only the module"
         raise InputError.single(name, "inputs", "the factory already returns inputs", remedy)

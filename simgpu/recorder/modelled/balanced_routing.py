@@ -31,7 +31,11 @@ class BalancedRouting:
 
     @classmethod
     def of(cls, module: nn.Module) -> BalancedRouting | None:
-        """The routing of a model of transformers, by its configuration; None for a model without experts."""
+        """The routing of a model of transformers, or of the first within a module; None without experts."""
+        return next((found for part in module.modules() if (found := cls._of_config(part)) is not None), None)
+
+    @classmethod
+    def _of_config(cls, module: nn.Module) -> BalancedRouting | None:
         config: Any = getattr(module, "config", None)
         if hasattr(config, "get_text_config"):
             with suppress(Exception):  # one of another library may need arguments

@@ -121,6 +121,10 @@ class FakeTensors(FakeTensorMode):
         self.took_as_one = True
         return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
+    def meets(self, module: nn.Module) -> None:
+        """Called before the model runs: a mixture says how many experts there are."""
+        self.routing = BalancedRouting.of(module)
+
     def settle(self, workload: Workload) -> Workload:
         """Called after the factory: returns the workload in training mode, with a fake tensor for every real one.
 
@@ -160,7 +164,7 @@ class FakeTensors(FakeTensorMode):
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Makes every tensor created in the context fake. Raises `InputError` naming `name` if a value is needed."""
     try:
-        with _one_draw(), _no_log(), FakeTensors() as mode, _routing(mode), warnings.catch_warnings():
+        with _one_draw(), _no_log(), FakeTensors() as mode, warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) reads the address of each weight.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode
@@ -186,21 +190,6 @@ def _no_log() -> Iterator[None]:
         yield
     finally:
         log.disabled = was_disabled
-
-
-@contextmanager
-def _routing(mode: FakeTensors) -> Iterator[None]:
-    """Lets the first model with experts that is called, also within another module, say how many there are."""
-
-    def meets(module: nn.Module, _: Any) -> None:
-        if mode.routing is None:
-            mode.routing = BalancedRouting.of(module)
-
-    hook = nn.modules.module.register_module_forward_pre_hook(meets)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 @contextmanager
