@@ -107,8 +107,8 @@ def make_workload(
 ) -> Workload:
     """Calls a factory, with ``batch=`` if it has that parameter, and builds a workload from the checked result.
 
-    specs: inputs by name, for a factory that returns only a module. meets: called with the module before it runs. Random inputs and labels come from torch's default
-    generator. Raises `InputError` naming `name`.
+    specs: inputs by name, for a factory that returns only a module. meets: called with the module before it runs.
+    Random inputs and labels come from torch's default generator. Raises `InputError` naming `name`.
     """
     created = _called(name, factory, batch)
     parts = (created,) if isinstance(created, nn.Module) else created

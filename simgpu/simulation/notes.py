@@ -19,7 +19,7 @@ from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin,
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.workloads.timemodel.formats import model_notes
 
-_COLLECTIVES = frozenset(Collective)
+_EXCHANGES = frozenset((*Collective, RECEIVE))
 #: An output below this share of the feature maps does not change the peak noticeably.
 _NOTABLE = 0.01
 
@@ -130,11 +130,10 @@ def on_exchanges(trace: Trace) -> list[str]:
     >>> on_exchanges(replace(trace, kernels=(*trace.kernels[:-1], replace(trace.kernels[-1], op="all_reduce"))))
     ['the trace is of one of several GPUs: samples are those of all that share them; compute has 10 ns of exchanges']
     """
-    times = [
-        sum(kernel.duration_ns for kernel in trace.kernels if kernel.op in ops) for ops in (_COLLECTIVES, (RECEIVE,))
-    ]
-    if not any(times):
+    exchanges = [kernel for kernel in trace.kernels if kernel.op in _EXCHANGES]
+    if not exchanges:
         return []
+    times = [sum(k.duration_ns for k in exchanges if (k.op == RECEIVE) == is_wait) for is_wait in (False, True)]
     waits = f" and {format_time(times[1])} of waits for other stages" if times[1] else ""
     parts = f"compute has {format_time(times[0])} of exchanges{waits}"
     return [f"the trace is of one of several GPUs: samples are those of all that share them; {parts}"]

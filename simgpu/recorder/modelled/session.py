@@ -144,9 +144,8 @@ class ModelledSession:
         mode = stack.enter_context(fake_tensors(self.name))
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
         mode.as_on_gpu = self.as_on_gpu
-        workload = mode.settle(
-            make_workload(self.name, factory, self.batch // self.micro_batches, self.inputs, mode.meets)
-        )
+        samples = self.batch // self.micro_batches
+        workload = mode.settle(make_workload(self.name, factory, samples, self.inputs, mode.meets))
         if self.around is not None:
             stack.enter_context(self.around(workload.module))
         scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None
