@@ -41,6 +41,8 @@ class Collective(StrEnum):
 
 #: The operator by which a GPU waits for data of another stage of a pipeline, in modelled traces.
 RECEIVE = "recv"
+#: All operators of modelled traces by which GPUs exchange data.
+EXCHANGES = frozenset((*Collective, RECEIVE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from simgpu.graph.replicate import NO_COLLECTIVES, Exchange
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import WithEncodings
 from simgpu.graph.updates import updates_of, without_gradient
-from simgpu.hardware.collectives import RECEIVE, Collective
+from simgpu.hardware.collectives import EXCHANGES, RECEIVE
 from simgpu.hardware.spec import GpuSpec, MemoryLink, MemorySpec, NodeSpec
 from simgpu.program.instructions import DEVICE, HOST, Copy, Instruction, Program
 from simgpu.timeline.model import Timeline
@@ -19,7 +19,6 @@ from simgpu.trace.model import NOT_RECORDED, RELEASED_AT_END, BlockKind, Origin,
 from simgpu.units import format_bandwidth, format_bytes, format_time
 from simgpu.workloads.timemodel.formats import model_notes
 
-_EXCHANGES = frozenset((*Collective, RECEIVE))
 #: An output below this share of the feature maps does not change the peak noticeably.
 _NOTABLE = 0.01
 
@@ -130,7 +129,7 @@ def on_exchanges(trace: Trace) -> list[str]:
     >>> on_exchanges(replace(trace, kernels=(*trace.kernels[:-1], replace(trace.kernels[-1], op="all_reduce"))))
     ['the trace is of one of several GPUs: samples are those of all that share them; compute has 10 ns of exchanges']
     """
-    exchanges = [kernel for kernel in trace.kernels if kernel.op in _EXCHANGES]
+    exchanges = [kernel for kernel in trace.kernels if kernel.op in EXCHANGES]
     if not exchanges:
         return []
     times = [sum(k.duration_ns for k in exchanges if (k.op == RECEIVE) == is_wait) for is_wait in (False, True)]

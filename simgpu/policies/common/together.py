@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
-from simgpu.hardware.collectives import RECEIVE, Collective, Group
+from simgpu.hardware.collectives import EXCHANGES, Group
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import PlanContext, Trial, no_progress, parameter
@@ -18,8 +18,6 @@ from simgpu.policies.common.inside import Outer
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
 
-#: Operators of modelled traces by which GPUs exchange data.
-_EXCHANGES = frozenset((*Collective, RECEIVE))
 #: A note on each result.
 ONE_GPU = "samples per second are those of one GPU"
 
@@ -73,7 +71,7 @@ class TrainsTogether(Outer):
 
 def _check_alone(graph: TaskGraph) -> None:
     """Raises `InputError` for a trace whose kernels exchange data with other GPUs, which share the node's links."""
-    exchange = next((each for each in graph.kernels if each.op in _EXCHANGES), None)
+    exchange = next((each for each in graph.kernels if each.op in EXCHANGES), None)
     if exchange is not None:
         what = f"kernel '{exchange.id}' exchanges data: the trace is already that of one of several GPUs"
         remedy = "model it for one GPU, without --tensor-parallel and --megatron"

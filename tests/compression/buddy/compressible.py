@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -63,10 +64,10 @@ def grown(trace: Trace, times: int = 64) -> Trace:
     return replace(trace, blocks=tuple(replace(b, bytes=b.bytes * times) for b in trace.blocks))
 
 
-def buddy_spec(**changed: object) -> BuddySpec:
+def buddy_spec(**changed: Any) -> BuddySpec:
     """Only bytes take time: no latencies and no metadata reads."""
     plain = BuddySpec(None, 3, ENDLESS, decompression_ns=0, memory_latency_ns=0, in_flight=1)
-    return replace(plain, **changed)  # type: ignore[arg-type]
+    return replace(plain, **changed)
 
 
 def with_buddy(on: NodeSpec, dram: int = 10 * GB, **changed: object) -> NodeSpec:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
+from typing import Any
 
 import pytest
 import simpy
@@ -222,8 +223,8 @@ def test_bandwidth_only_compression_has_no_effect_on_incompressible_data(sectors
 # --- times ----------------------------------------------------------------------------------------------------
 
 
-def spec(**changed: object) -> BuddySpec:
-    return replace(BuddySpec(None, 3, PAPERS, decompression_ns=13, memory_latency_ns=288, in_flight=458752), **changed)  # type: ignore[arg-type]
+def spec(**changed: Any) -> BuddySpec:
+    return replace(BuddySpec(None, 3, PAPERS, decompression_ns=13, memory_latency_ns=288, in_flight=458752), **changed)
 
 
 def waited(moved: Moved, accesses: int, misses: int, buddy: BuddySpec, latency: int) -> int:

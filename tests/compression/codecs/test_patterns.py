@@ -135,12 +135,12 @@ class TestFit:
     @pytest.mark.slow
     @pytest.mark.usefixtures("same_libraries")
     def test_the_stored_residuals_are_reproduced(self, fitted_residuals: dict[tuple[str, str, str], float]) -> None:
-        description = load_patterns().residuals
+        description: Any = load_patterns().residuals
         assert set(fitted_residuals) == {
             (layer, codec, layout) for layer in recorded() for codec in MODELLED for layout in LAYOUTS
         }
         for (layer, codec, layout), residual in fitted_residuals.items():
-            assert description[layer][codec][layout] == round(residual, 3)  # type: ignore[index]
+            assert description[layer][codec][layout] == round(residual, 3)
 
     def test_the_fit_has_the_stated_error(self) -> None:
         description = [
