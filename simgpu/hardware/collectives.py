@@ -1,22 +1,21 @@
 """What a collective of NCCL takes: the cost model by which NCCL itself chooses a protocol and an algorithm.
 
 Source: NCCL 2.30, src/graph/tuning.cc at 5067397c: latencies of the protocols LL, LL128 and Simple and of a step over
-NVLink, PCIe and a network; the shares of the bandwidth that they reach; and the choice of the fastest. A ring sends
-each byte of a buffer (ranks - 1) / ranks times, in an all-reduce twice. A node states the rate of a large buffer.
+NVLink, PCIe and a network; the shares of the bandwidth that they reach, and their limits; the corrections of medium
+sizes; and the choice of the fastest among rings, trees, the switch of a node, trees of switches and, with one GPU per
+node, PAT. A ring sends each byte of a buffer (ranks - 1) / ranks times, in an all-reduce twice. A node states the rate
+of a large buffer.
 
 NCCL's model has long transfers at their full rate from the first byte, and so is up to 65% too fast below 256 MiB. So
 Simple and the switch take a time to fill in addition, one number chosen from the curve of an H200 (`_FILL_NS`).
 
-What is left out: `PAT`, `CollNet`, `NVLSTree`, the tree inside one node, which has as many steps as the ring there, the
-corrections of medium sizes for rings of several nodes and trees, and the latency of a network adapter. Also left out
-are its limits of the protocol LL (141 GB/s within a node of Hopper, less across nodes, by the processor), the
-processor's overhead of a step across nodes, and latencies where each node has one GPU; a tree of nodes has one level
-more here if their number is no power of two. So times across nodes up to 16 MiB are about half of those of its model.
+What is left out: CollNet; limits by the number of channels, which no node file states; and the latency of a network
+adapter. A message, and each part of an all-to-all, is taken as a step of a ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -24,7 +23,7 @@ from math import ceil
 
 from simgpu.errors import InputError
 from simgpu.hardware.sharing import check_gpus
-from simgpu.hardware.spec import NodeSpec, PeerSpec
+from simgpu.hardware.spec import NodeSpec
 
 _NANO = 10**9
 
@@ -71,31 +70,61 @@ class Group:
 _FILL_NS = 100_000
 
 
+class _Protocol(StrEnum):
+    """How the GPUs of an algorithm signal that data has arrived."""
+
+    LL = "LL"
+    LL128 = "LL128"
+    SIMPLE = "Simple"
+
+
 @dataclass(frozen=True, slots=True)
-class _Protocol:
-    """share: of the bandwidth that remains for data. base_ns: of a collective. step_ns: of a step, by the wire.
-    fill_ns: until data flows at the full rate."""
+class _Costs:
+    """Of an algorithm with a protocol. base_ns: of a collective. step_ns: of a step, by the wire. share: of the
+    bandwidth that remains for data."""
 
     share: Fraction
     base_ns: int
     step_ns: Mapping[str, int]
-    fill_ns: int = 0
 
 
-_RING = (
-    _Protocol(Fraction(1, 2), 6_600, {"nvlink": 600, "pcie": 1_000, "network": 2_700}),
-    _Protocol(Fraction(92, 100), 14_000, {"nvlink": 1_900, "pcie": 2_500, "network": 4_000}),
-    _Protocol(Fraction(1), 8_400, {"nvlink": 3_400, "pcie": 5_700, "network": 14_000}, _FILL_NS),
-)
-#: Of an all-reduce across nodes: a tree of nodes, in each of which the GPUs are a chain.
-_TREE = (
-    _Protocol(Fraction(92, 100) / Fraction(38, 10), 6_800, {"nvlink": 600, "pcie": 1_000, "network": 5_000}),
-    _Protocol(Fraction(92, 100) * Fraction(120, 128), 14_000, {"nvlink": 1_250, "pcie": 1_900, "network": 8_500}),
-    _Protocol(Fraction(92, 100), 8_400, {"nvlink": 4_000, "pcie": 4_000, "network": 14_000}, _FILL_NS),
-)
+_RING = {
+    _Protocol.LL: _Costs(Fraction(1, 2), 6_600, {"nvlink": 600, "pcie": 1_000, "network": 2_700}),
+    _Protocol.LL128: _Costs(Fraction(92, 100), 14_000, {"nvlink": 1_900, "pcie": 2_500, "network": 4_000}),
+    _Protocol.SIMPLE: _Costs(Fraction(1), 8_400, {"nvlink": 3_400, "pcie": 5_700, "network": 14_000}),
+}
+#: Of an all-reduce: a tree of nodes, in each of which the GPUs are a chain. In one node, LL128 has 7/9, not 15/16.
+_TREE = {
+    _Protocol.LL: _Costs(Fraction(92, 380), 6_800, {"nvlink": 600, "pcie": 1_000, "network": 5_000}),
+    _Protocol.LL128: _Costs(Fraction(92 * 15, 1600), 14_000, {"nvlink": 1_250, "pcie": 1_900, "network": 8_500}),
+    _Protocol.SIMPLE: _Costs(Fraction(92, 100), 8_400, {"nvlink": 4_000, "pcie": 4_000, "network": 14_000}),
+}
+#: Of the bandwidth of a tree, in tenths, for buffers from 64 bytes on, by powers of two.
+_TREE_TENTHS = {
+    _Protocol.LL: (10, 10, 10, 10, 9, 8, 7, 7, 7, 7, 6, 5, 4, 4, 5, 6, 7, 8, 9),
+    _Protocol.LL128: (10, 10, 10, 10, 10, 9, 8, 8, 8, 7, 6, 6, 6, 6, 6, 6, 8, 9, 9, 9, 9),
+    _Protocol.SIMPLE: (9, 9, 9, 9, 9, 9, 9, 8, 7, 6, 6, 5, 5, 5, 5, 6, 7, 8, 7, 7, 8, 9, 9),
+}
+#: Of a tree of switches, one power of two longer.
+_SWITCH_TENTHS = (*_TREE_TENTHS[_Protocol.SIMPLE], 9)
+_OLD = ("kepler", "maxwell", "pascal", "volta", "turing")
+#: Bytes per second of LL at most: within a node by the GPU, across two nodes and more by the makers of the processors.
+_LL_IN_NODE = {
+    **dict.fromkeys(_OLD, 39 * 10**9),
+    **dict.fromkeys(("ampere", "ada"), 87_700_000_000),
+    "hopper": 141 * 10**9,
+    "blackwell": 282 * 10**9,
+}
+_LL_ACROSS = (39 * 10**9, 20_400_000_000)
+_LL_ACROSS_AMD = (22_500_000_000, 19 * 10**9)
+#: A step of a ring across nodes, even one inside of a node, takes the processor at least this long, with Simple thrice.
+_POST_NS, _POST_AMD_NS = 1_000, 2_000
 #: With fewer GPUs NCCL does not let the switch add up (measured on an H200; a B200 begins with six).
 _SWITCH_FROM = 5
 _SWITCH_NS = 25_000
+_SWITCH_LEVEL_NS = 20_900
+#: The time of PAT (parallel aggregated trees): in all, of a level of its tree, and of each GPU.
+_PAT_NS = (8_000, 4_000, 2_800)
 
 
 def collective_ns(kind: Collective, size: int, group: Group, node: NodeSpec) -> int:
@@ -153,34 +182,100 @@ def _stating(node: NodeSpec, group: Group, key: str) -> str:
 
 def _ways(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
     """The time of each protocol and algorithm that NCCL would consider."""
-    bandwidth, ranks = bus_bandwidth(group, node), group.ranks
     if kind is Collective.SEND:
-        for each in _RING:
-            step = each.step_ns["network" if group.nodes > 1 else _wire(node.peers)]
-            rate = node.network.bandwidth if node.network is not None and group.nodes > 1 else bandwidth
-            yield each.base_ns + each.fill_ns + step + Fraction(size * _NANO) / (rate * each.share)
+        yield from _messages(size, group, node)
         return
+    yield from _rings(kind, size, group, node)
+    if kind is Collective.ALL_REDUCE:
+        yield from _trees(size, group, node)
+        yield from _switches(size, group, node)
+    elif kind is not Collective.ALL_TO_ALL and group.nodes == group.ranks:
+        base, level, each = _PAT_NS
+        latency = base + _FILL_NS + _levels(group) * level + group.ranks * each
+        yield latency + Fraction(size * _NANO * 4, bus_bandwidth(group, node) * 3)
+
+
+def _messages(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
+    is_outside = node.network is not None and group.nodes > 1
+    rate = node.network.bandwidth if is_outside and node.network else bus_bandwidth(group, node)
+    for protocol, each in _usable(_RING, group, node):
+        step = each.step_ns["network" if is_outside else _wire(node)]
+        yield each.base_ns + _fill_ns(protocol) + step + Fraction(size * _NANO) / (rate * each.share)
+
+
+def _rings(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
     passes = 2 if kind is Collective.ALL_REDUCE else 1
-    sent = Fraction(passes * (ranks - 1), ranks) * size
+    sent = Fraction(passes * (group.ranks - 1), group.ranks) * size
     between = passes * (group.nodes - 1)
-    for each in _RING:
-        latency = each.base_ns + each.fill_ns + _steps_ns(each, passes * (ranks - 1) - between, between, node)
-        yield latency + sent * _NANO / (bandwidth * each.share)
-    if kind is Collective.ALL_REDUCE and group.nodes > 1:
-        for each in _TREE:
-            levels = (group.nodes - 1).bit_length()
-            latency = each.base_ns + each.fill_ns + _steps_ns(each, 2 * (group.local - 1), 2 * levels, node)
-            yield latency + Fraction(2 * size * _NANO) / (bandwidth * each.share)
-    is_added_up = kind is Collective.ALL_REDUCE and group.nodes == 1 and ranks >= _SWITCH_FROM
-    if is_added_up and node.peers is not None and node.peers.switch_bandwidth:
-        yield _SWITCH_NS + _FILL_NS + Fraction(size * _NANO, node.peers.switch_bandwidth)
+    inside = passes * (group.ranks - 1) - between
+    for protocol, each in _usable(_RING, group, node):
+        posts = (3 if protocol is _Protocol.SIMPLE else 1) if between else 0
+        posted = posts * (_POST_AMD_NS if node.host.processors == "amd" else _POST_NS)
+        # With one GPU per node, no step inside of a node hides the network's.
+        outside = (_TREE[protocol] if group.local == 1 else each).step_ns["network"]
+        latency = Fraction(each.base_ns + inside * max(each.step_ns[_wire(node)], posted) + between * outside)
+        if protocol is _Protocol.SIMPLE and between and kind is Collective.ALL_REDUCE:
+            latency *= Fraction(19 if node.gpu.architecture in _OLD else 14, 10)  # NCCL: the plateau of a ring
+        rate = _rate(protocol, each, group, node)
+        yield latency + _fill_ns(protocol) + sent * _NANO / rate
 
 
-def _steps_ns(protocol: _Protocol, inside: int, between: int, node: NodeSpec) -> int:
-    """The latency of steps inside of nodes and between them."""
-    local = protocol.step_ns[_wire(node.peers)] if inside else 0
-    return inside * local + between * protocol.step_ns["network"]
+def _trees(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
+    for protocol, each in _usable(_TREE, group, node):
+        steps = (group.local - 1) * each.step_ns[_wire(node)] + _levels(group) * each.step_ns["network"]
+        rate = _rate(protocol, each, group, node)
+        if protocol is _Protocol.LL128 and group.nodes == 1:
+            rate *= Fraction(7 * 16, 9 * 15)
+        if group.local == 1:  # the tree cannot be balanced
+            rate *= Fraction(85, 100)
+        rate *= _corrected(_TREE_TENTHS[protocol], size)
+        yield each.base_ns + _fill_ns(protocol) + 2 * steps + 2 * size * _NANO / rate
 
 
-def _wire(peers: PeerSpec | None) -> str:
-    return "pcie" if peers is None else peers.wire
+def _switches(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
+    """All GPUs of a node through its switch; the nodes are a tree."""
+    if node.peers is None or not node.peers.switch_bandwidth or group.local < _SWITCH_FROM:
+        return
+    latency = _SWITCH_NS + _FILL_NS + 2 * _levels(group) * _SWITCH_LEVEL_NS
+    rate = Fraction(node.peers.switch_bandwidth)
+    if group.nodes > 1 and node.network is not None:
+        both_ways = 2 if group.nodes == 2 else 1
+        per_byte = Fraction(2 * (group.ranks - 1), group.ranks)
+        inside = rate * Fraction(2 * (group.local - 1), group.local)
+        rate = min(inside, group.local * both_ways * Fraction(node.network.bandwidth)) / per_byte
+        if node.gpu.architecture == "blackwell" and node.host.processors != "arm":
+            rate *= _corrected(_SWITCH_TENTHS, size)
+    yield latency + size * _NANO / rate
+
+
+def _usable(costs: Mapping[_Protocol, _Costs], group: Group, node: NodeSpec) -> Iterator[tuple[_Protocol, _Costs]]:
+    """LL128 needs NVLink between the GPUs of a node."""
+    has_nvlink = group.local == 1 or _wire(node) == "nvlink"
+    return ((key, each) for key, each in costs.items() if key is not _Protocol.LL128 or has_nvlink)
+
+
+def _rate(protocol: _Protocol, costs: _Costs, group: Group, node: NodeSpec) -> Fraction:
+    """Bytes per second that a GPU sends, limited for LL."""
+    rate = bus_bandwidth(group, node) * costs.share
+    if protocol is not _Protocol.LL:
+        return rate
+    if group.nodes == 1:
+        return min(rate, Fraction(_LL_IN_NODE.get(node.gpu.architecture or "", rate)))
+    return min(rate, Fraction((_LL_ACROSS_AMD if node.host.processors == "amd" else _LL_ACROSS)[group.nodes > 2]))
+
+
+def _corrected(tenths: Sequence[int], size: int) -> Fraction:
+    position = size.bit_length() - 7
+    return Fraction(tenths[position], 10) if 0 <= position < len(tenths) else Fraction(1)
+
+
+def _levels(group: Group) -> int:
+    return group.nodes.bit_length() - 1
+
+
+def _fill_ns(protocol: _Protocol) -> int:
+    return _FILL_NS if protocol is _Protocol.SIMPLE else 0
+
+
+def _wire(node: NodeSpec) -> str:
+    return "pcie" if node.peers is None else node.peers.wire

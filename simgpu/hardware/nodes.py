@@ -138,6 +138,9 @@ class HostSection(FileModel):
     )
     memory: Size | None = Field(default=None, description="memory of the host; does not limit a run")
     cores: int | None = Field(default=None, ge=1, description="number of cores of all processors together")
+    processors: Literal["intel", "amd", "arm"] | None = Field(
+        default=None, description="kind of its processors, for collectives across nodes; by default as intel"
+    )
     codec_bandwidth: Bandwidth | None = Field(
         default=None, description="uncompressed data per second that all cores together encode or decode"
     )

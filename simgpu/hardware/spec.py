@@ -266,6 +266,7 @@ class HostSpec:
     pinned_memory: bytes that may be pinned for copies; None for no limit.
     memory: bytes of host memory; None if not stated.
     cores: cores of all processors together; None if not stated.
+    processors: intel, amd or arm, by which NCCL chooses latencies across nodes; None (as intel) if not stated.
     codec_bandwidth: uncompressed bytes per second that all cores encode or decode; None if not stated.
     accumulate_bandwidth: bytes per second that one core reads and writes while it sums gradients; None if not stated.
     accumulate_limit: limit of that rate for all cores together, set by their memory; None for no limit.
@@ -286,6 +287,7 @@ class HostSpec:
     pageable_bandwidth: int | None = None
     launch_ns: int = 0
     waits_for_copies: bool = False
+    processors: Literal["intel", "amd", "arm"] | None = None
 
     def accumulating(self, cores: int) -> int | None:
         """Returns the bytes per second that `cores` cores read and write to sum gradients; None if not stated.

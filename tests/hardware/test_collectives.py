@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from statistics import median
@@ -12,6 +13,7 @@ from simgpu.errors import InputError
 from simgpu.hardware.collectives import Collective, Group, bus_bandwidth, collective_ns
 from simgpu.hardware.nodes import load_node
 from simgpu.hardware.sharing import one_of
+from simgpu.hardware.spec import HostSpec, PeerSpec
 
 _MIB = 2**20
 _GB = 10**9
@@ -89,6 +91,47 @@ def test_the_switch_adds_up_for_five_gpus_and_more() -> None:
 def test_a_small_buffer_takes_the_steps_of_the_fastest_protocol() -> None:
     times = [collective_ns(Collective.ALL_GATHER, 8, Group(n), load_node("a100-x8")) for n in (1, 2, 8)]
     assert times == [0, 6_600 + 600 + 1, 6_600 + 7 * 600 + 1]
+
+
+def test_the_protocol_with_the_least_latency_is_limited_by_the_gpu() -> None:
+    sent = Fraction(2 * 7, 8) * _MIB
+    times = [collective_ns(Collective.ALL_REDUCE, _MIB, Group(8), load_node(name)) for name in ("h200-x8", "a100-x8")]
+    assert times == [6_600 + 14 * 600 + ceil(sent / limit) for limit in (Fraction(141), Fraction("87.7"))]
+
+
+def test_a_step_across_nodes_takes_the_processor_of_its_maker() -> None:
+    node = replace(load_node("h200-x8"), host=HostSpec(processors="amd"))
+    times = [collective_ns(Collective.ALL_GATHER, 8, Group(16, nodes=2), each) for each in (load_node("h200-x8"), node)]
+    assert times == [6_600 + 14 * step + 2_700 + 1 for step in (1_000, 2_000)]
+
+
+def test_an_all_reduce_across_nodes_is_a_tree_whose_levels_are_rounded_down() -> None:
+    node, size = load_node("a100-x8"), 64 * 1024
+    two, three = (collective_ns(Collective.ALL_REDUCE, size, Group(8 * n, nodes=n), node) for n in (2, 3))
+    # A tree with LL and 92/380 of eight adapters, or its limit; buffers of this size reach 0.6 of that.
+    assert two == 6_800 + 14 * 600 + 2 * 5_000 + ceil(2 * size / (Fraction(225, 10) * Fraction(6, 10)))
+    assert three == 6_800 + 14 * 600 + 2 * 5_000 + ceil(2 * size / (19 * Fraction(6, 10)))
+
+
+def test_one_gpu_per_node_pays_the_latency_of_the_network_in_full() -> None:
+    node = load_node("h200-x8")
+    assert collective_ns(Collective.ALL_GATHER, 8, Group(4, nodes=4), node) == 6_600 + 3 * 5_000 + 1
+    # Among many, parallel aggregated trees need fewer steps.
+    expected = 8_000 + 100_000 + 8 * 4_000 + 256 * 2_800 + 1
+    assert collective_ns(Collective.ALL_GATHER, 8, Group(256, nodes=256), node) == expected
+
+
+def test_large_all_reduces_across_nodes_go_through_a_tree_of_switches() -> None:
+    node, size = load_node("h200-x8"), 8 * 10**9
+    sent = Fraction(2 * 31, 32) * size
+    expected = 25_000 + 100_000 + 2 * 2 * 20_900 + ceil(sent / 400)
+    assert collective_ns(Collective.ALL_REDUCE, size, Group(32, nodes=4), node) == expected
+
+
+def test_ll128_needs_nvlink_between_the_gpus_of_a_node() -> None:
+    node = replace(load_node("rtx4090-x8"), peers=PeerSpec("PCIe 4.0", "pcie", 20 * _GB))
+    sent = Fraction(7, 8) * _MIB
+    assert collective_ns(Collective.ALL_GATHER, _MIB, Group(8), node) == 6_600 + 7 * 1_000 + ceil(sent / 10)
 
 
 def test_across_nodes_a_ring_leaves_each_node_over_all_its_adapters() -> None:
