@@ -19,6 +19,7 @@ from simgpu.workloads.timemodel.operation import (
     GemmShape,
     Operation,
     OperationKind,
+    is_aligned,
 )
 
 #: They only allocate memory or access metadata: nothing runs on the device.
@@ -257,7 +258,9 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
         count = a.shape[0] if a.dim() > 2 else 1
         added = given.get("self") if first != "self" else None
         bytes_ = tensor_bytes(a, b, returned, None if added is returned else added)
-        return (_gemm(GemmShape(rows, columns, a.shape[-1], count), bytes_, returned, a),)
+        matrices = ((x.shape, x.stride()) for x in (a, b, returned))
+        shape = GemmShape(rows, columns, a.shape[-1], count, is_aligned(matrices, a.element_size()))
+        return (_gemm(shape, bytes_, returned, a),)
 
     return work
 
@@ -265,7 +268,9 @@ def _product(first: str, second: str) -> Callable[..., tuple[Operation, ...]]:
 def _linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: Any) -> tuple[Operation, ...]:
     given = arguments(func, args, kwargs)
     x, weight = given["input"], given["weight"]
-    shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1])
+    matrices = ((each.shape, each.stride()) for each in (x, weight, returned))
+    aligned = is_aligned(matrices, x.element_size())
+    shape = GemmShape(prod(x.shape[:-1]), weight.shape[0], weight.shape[1], aligned=aligned)
     return (_gemm(shape, tensor_bytes(x, weight, given["bias"], returned), returned, x),)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from simgpu.units import ITEMSIZE
 from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import add_in_place, elementwise, only
 from simgpu.workloads.eager.session import Session
@@ -12,7 +13,7 @@ from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.views import reshape, transpose
 from simgpu.workloads.eager.work import gemm
-from simgpu.workloads.timemodel.operation import Direction, GemmShape
+from simgpu.workloads.timemodel.operation import Direction, GemmShape, is_aligned
 
 _Grads = Sequence[Tensor | None]
 
@@ -61,8 +62,10 @@ def transposed_linear(session: Session, x: Tensor, weight: Tensor, bias: Tensor)
 
 def product(session: Session, op: str, a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
     """Runs one product of matrices, or of batches of matrices, without a place in autograd's graph."""
-    shape = GemmShape(a.shape[-2], b.shape[-1], a.shape[-1], a.shape[0] if len(a.shape) > 2 else 1)
     size: Sizes = (*a.shape[:-1], b.shape[-1])
+    aligned = is_aligned(((a.shape, a.strides), (b.shape, b.strides), (size, (size[-1], 1))), ITEMSIZE[a.dtype])
+    count = a.shape[0] if len(a.shape) > 2 else 1
+    shape = GemmShape(a.shape[-2], b.shape[-1], a.shape[-1], count, aligned)
     reads = (a, b) if added is None else (added, a, b)
     moved = sum(x.bytes for x in reads) + prod(size) * (a.bytes // max(a.count, 1))
     direction = Direction.BACKWARD_DATA if session.in_backward else Direction.FORWARD

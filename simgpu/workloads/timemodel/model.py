@@ -10,6 +10,7 @@ fraction, by smooth laws:
   longer than `split_depth` are split into parts of that length (k above), and each part counts as a result;
 - products of matrices take the time of the library's fastest tile (`simgpu.workloads.timemodel.products`), at one rate
   in all directions; fused attention in half precision has a law of its own (`simgpu.workloads.timemodel.attention`);
+- half-precision products whose rows do not begin at multiples of 16 bytes reach the fraction `unaligned` of that rate;
 - large half-precision products of matrices sustain the rate that the GPU's description states (`sustained_tensor_rate`,
   which a board's power limit lowers), by default the architecture's share of the matrix units' rate; those in float8 a
   multiple of it;
@@ -25,7 +26,7 @@ PyTorch, TensorFlow and Torch run such a kernel after them (in PyTorch ``add_``,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
@@ -54,6 +55,9 @@ from simgpu.workloads.timemodel.products import ProductRates, product_seconds
 
 if TYPE_CHECKING:
     from simgpu.workloads.timemodel.parameters import Architecture, FlashTable, KindShares, Parameters
+
+
+_HALF = ("float16", "bfloat16")
 
 
 class Tf32(StrEnum):
@@ -188,6 +192,8 @@ class TimeModel:
         rates, launch = self._product_rates(operation), self.architecture.launch
         if not operation.flops:  # of an empty batch
             return launch
+        if not product.aligned and operation.dtype in _HALF and self._uses_matrix_units(operation):
+            rates = replace(rates, arithmetic=rates.arithmetic * self.parameters.unaligned)
         seconds = product_seconds(product, operation.bytes, rates)
         return launch + ceil((seconds + self.parameters.in_flight * self.multiprocessors / rates.memory) * 1e9)
 

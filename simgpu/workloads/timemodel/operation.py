@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+#: Bytes that matrix units' fastest kernels load at once.
+_ALIGNMENT = 16
 
 
 class OperationKind(StrEnum):
@@ -78,6 +82,8 @@ class ConvolutionShape:
 class GemmShape:
     """`count` independent products of an m x k and a k x n matrix.
 
+    aligned: whether the rows or columns of both factors and of the result begin at multiples of 16 bytes.
+
     >>> GemmShape(128, 4096, 9216).macs
     4831838208
     """
@@ -86,11 +92,22 @@ class GemmShape:
     n: int
     k: int
     count: int = 1
+    aligned: bool = True
 
     @property
     def macs(self) -> int:
         """Multiply-accumulates of all products."""
         return self.count * self.m * self.n * self.k
+
+
+def is_aligned(matrices: Iterable[tuple[Sequence[int], Sequence[int]]], itemsize: int) -> bool:
+    """Whether rows or columns of matrices, each its sizes and strides in values, begin at multiples of 16 bytes.
+
+    >>> is_aligned([((8, 50257), (50257, 1))], itemsize=2), is_aligned([((8, 50304), (50304, 1))], itemsize=2)
+    (False, True)
+    """
+    between = ((sizes, max(strides[-2:])) for sizes, strides in matrices if len(sizes) > 1)
+    return all(min(sizes[-2:]) == 1 or stride * itemsize % _ALIGNMENT == 0 for sizes, stride in between)
 
 
 @dataclass(frozen=True, slots=True)

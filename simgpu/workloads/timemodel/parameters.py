@@ -122,6 +122,7 @@ class Parameters(FileModel):
     split_depth: Annotated[float, Field(gt=0, description="sums are split into parts of this length")]
     in_flight: Size = Field(description="bytes in flight per multiprocessor that saturate the memory")
     cache: Annotated[float, Field(gt=0, description="read bandwidth of the L2 cache, as a multiple of DRAM's")]
+    unaligned: Share = Field(description="fraction of their rate reached by half-precision products of unaligned rows")
     directions: dict[Of, Share]
     algorithms: dict[AlgorithmName, Share]
     kinds: dict[Kind, KindShares]

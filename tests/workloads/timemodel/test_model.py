@@ -182,6 +182,15 @@ def test_products_of_matrices_run_at_one_rate_in_all_directions(name: str) -> No
     assert len({model.duration_ns(halved(product)) for product in products}) == 1
 
 
+def test_half_precision_products_of_unaligned_rows_reach_half_their_rate() -> None:
+    model, aligned = time_model(load_node("a100").gpu), gemm(8192, 50304, 768)
+    assert aligned.gemm is not None
+    unaligned = replace(aligned, gemm=replace(aligned.gemm, aligned=False))
+    whole, half = (halved(each) for each in (aligned, unaligned))
+    assert model.duration_ns(half) / model.duration_ns(whole) == pytest.approx(2, rel=0.01)
+    assert model.duration_ns(unaligned) == model.duration_ns(aligned)  # in single precision
+
+
 def test_the_sustained_rate_does_not_change_other_kernels() -> None:
     gpu = load_node("l4").gpu
     with_rate, without = time_model(gpu), time_model(replace(gpu, sustained_tensor_rate=None))
