@@ -6,6 +6,7 @@ Loads matplotlib, so import it only where something is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import hypot
 from textwrap import fill, wrap
 from typing import Any, Literal
 
@@ -24,6 +25,9 @@ _NAME_INCHES, _NAME_COLUMNS = 0.18, 44
 _ROW_POINTS = 9
 _HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markersize": 5, "markeredgewidth": 1.2}
 _REFERENCE: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
+_OTHERS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4, "color": "#AAAAAA", "zorder": 2}
+#: Points of the front whose distance is a smaller part of the axes have one label.
+_NEAR = 0.04
 _FRONT: dict[str, Any] = {"color": "#333333", "linewidth": 1.2, "linestyle": "--", "zorder": 1}
 
 #: Points of a curve: x and y.
@@ -105,11 +109,14 @@ def plot_front(
     xlabel: str,
     ylabel: str,
     names: Sequence[str] = (),
+    others: Points = (),
     where: Literal["post", "pre"] = "post",
 ) -> RunFigure:
     """Runs as points, and the Pareto front as steps between those that no other run beats.
 
-    front: ascending. names: the label of each of its points. where: ``post`` if small x are better, ``pre`` if large.
+    front: ascending. names: the label of each of its points, drawn where no point is: above it, on the side of better
+    x. others: points that are alike, not in the legend one by one. where: ``post`` if small x are better, ``pre`` if
+    large.
 
     >>> runs = {"vdnn": [(8.4, 79)], "home": [(7.7, 172), (9.3, 183)]}
     >>> figure = plot_front(runs, runs["home"], title="VGG-16", xlabel="peak (GiB)", ylabel="samples/s")
@@ -122,12 +129,30 @@ def plot_front(
         for label, each in points.items()
     ]
     (line,) = ax.step(*_columns(front), where=where, **_FRONT)
-    for (x, y), name in zip(front, names, strict=False):
-        ax.annotate(name, (x, y), (5, -11), textcoords="offset points", fontsize=8)
+    texts = [*points, "Pareto front"]
+    handles.append(line)
+    if others:
+        handles += ax.plot(*_columns(others), **_OTHERS)
+        texts.append("other options")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_ylim(bottom=0)
-    head(figure, title, [*handles, line], [*points, "Pareto front"])
+    head(figure, title, handles, texts)
+    _name_points(ax, front, names, -1 if where == "post" else 1)
     return figure
+
+
+def _name_points(ax: Axes, points: Points, names: Sequence[str], side: int) -> None:
+    """Labels above the points, to their left (-1) or right (1); points that nearly coincide have one label."""
+    groups: list[tuple[tuple[float, float], list[str]]] = []
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    for (x, y), name in zip(points, names, strict=False):
+        if groups and hypot((x - groups[-1][0][0]) / (right - left), (y - groups[-1][0][1]) / (high - low)) < _NEAR:
+            groups[-1][1].append(name)
+        else:
+            groups.append(((x, y), [name]))
+    for at, several in groups:
+        look = {"ha": "left" if side > 0 else "right", "fontsize": 8}
+        ax.annotate(", ".join(several), at, (4 * side, 4), textcoords="offset points", **look)
 
 
 def plot_budgets(

@@ -17,6 +17,7 @@ from simgpu.hardware.sections import (
     BuddySection,
     CdmaSection,
     LinkSection,
+    NetworkSection,
     PeerSection,
     PowerSection,
     Text,
@@ -100,6 +101,11 @@ class GpuSection(FileModel):
             raise ValueError("sustained_tensor_rate needs tensor_rate: only matrix units sustain such a rate")
         if self.power is not None and self.fp32_rate is None:
             raise ValueError("power needs fp32_rate: power.arithmetic is the power at that rate")
+        if self.architecture == "blackwell" and "RTX" in self.name:
+            raise ValueError(
+                f"kernel times cannot be modelled for a {self.name}: architecture blackwell is compute capability 10, "
+                "of B200 and GB200; leave it out, and the node can run recorded traces"
+            )
         return self
 
     def spec(self) -> GpuSpec:
@@ -211,7 +217,7 @@ class NodeFile(FileModel):
     peers: PeerSection | None = Field(
         default=None, description="links between the node's GPUs, for collectives; by default not stated"
     )
-    network: PeerSection | None = Field(
+    network: NetworkSection | None = Field(
         default=None, description="link of each GPU to other nodes, for collectives; by default not stated"
     )
     sources: dict[str, Text] = Field(

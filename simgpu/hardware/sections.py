@@ -115,26 +115,33 @@ class LinkSection(FileModel):
         return LinkSpec(self.kind, self.d2h_bandwidth, self.h2d_bandwidth, self.latency, Duplex(self.duplex))
 
 
-class PeerSection(FileModel):
-    """What GPUs exchange data with each other over: of a node, or of each GPU to other nodes."""
-
-    kind: Text = Field(description="for example 'NVLink 4 with NVSwitch'")
-    wire: Literal["nvlink", "pcie", "network"] = Field(
-        description="decides the latency of a step by NCCL's own table; network: between nodes"
-    )
+class _ExchangeSection(FileModel):
+    kind: Text = Field(description="for example 'NVLink 4 with NVSwitch', or 'InfiniBand NDR' between nodes")
     bandwidth: Bandwidth = Field(
         description="data that each GPU sends while it receives as much, in a ring of all and for large buffers: the "
         "bus bandwidth of NCCL's tests"
-    )
-    switch_bandwidth: Bandwidth | None = Field(
-        default=None,
-        description="data of an all-reduce's buffer that the switch adds up (NVLink SHARP): the algorithm bandwidth of "
-        "NCCL's tests; by default it cannot",
     )
 
     def spec(self) -> PeerSpec:
         """Returns the section as a `PeerSpec`."""
         return PeerSpec(**self.model_dump())
+
+
+class NetworkSection(_ExchangeSection):
+    """What each GPU exchanges data with those of other nodes over."""
+
+    wire: Literal["network"] = Field(description="decides the latency of a step by NCCL's own table")
+
+
+class PeerSection(_ExchangeSection):
+    """What the GPUs of a node exchange data with each other over."""
+
+    wire: Literal["nvlink", "pcie"] = Field(description="decides the latency of a step by NCCL's own table")
+    switch_bandwidth: Bandwidth | None = Field(
+        default=None,
+        description="data of an all-reduce's buffer that the switch adds up (NVLink SHARP): the algorithm bandwidth of "
+        "NCCL's tests; by default it cannot",
+    )
 
 
 class CdmaSection(FileModel):

@@ -98,6 +98,7 @@ def test_several_gpus_are_one_line_each(model: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0].startswith("tiny on 2 sequences of 256 tokens fits 2 of 3 GPUs. Fastest: h100, ")
+    assert "The smallest that fits: rtx4060, 8 GiB." in " ".join(lines[:4])
     start = next(index for index, line in enumerate(lines) if line.startswith("GPU "))
     assert [line.split()[0] for line in lines[start + 1 : start + 4]] == ["rtx4060", "h100", "k40"]
     assert "k40: attention: Tesla K40 has no fused attention" in " ".join(done.stdout.split())

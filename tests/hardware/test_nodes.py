@@ -65,6 +65,22 @@ def test_an_architecture_without_parameters_is_refused_on_loading(tmp_path: Path
     ]
 
 
+def test_an_rtx_50_board_is_no_blackwell_of_the_time_model(tmp_path: Path) -> None:
+    text = GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: blackwell\n")
+    assert load_node(node_file(tmp_path, text)).gpu.architecture == "blackwell"
+    name = load_node(node_file(tmp_path, GOOD)).gpu.name
+    [problem] = problems_of(node_file(tmp_path, text.replace(name, "GeForce RTX 5090")))
+    assert "kernel times cannot be modelled for a GeForce RTX 5090: architecture blackwell is compute" in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "known"), [("peers.wire", "network", "nvlink, pcie"), ("network.wire", "nvlink", "network")]
+)
+def test_a_wire_is_one_of_those_that_gpus_have_there(key: str, value: str, known: str) -> None:
+    problems = problems_of(Path("h100-x8"), {key: value})
+    assert problems == [f"override: node.{key}: '{value}' is not one of the choices; known: {known}"]
+
+
 def test_overrides_change_values_the_name_and_the_sources() -> None:
     node = load_node("v100", {"gpu.memory": "8 GiB", "host.pinned_memory": "4 GiB"})
     assert (node.gpu.memory, node.host.pinned_memory) == (8 * 2**30, 4 * 2**30)

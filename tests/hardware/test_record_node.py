@@ -193,6 +193,7 @@ def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: 
         "# gpu.architecture is left out: kernel times cannot be modelled for embedded or consumer blackwell."
         in path.read_text()
     )
+    assert "To model durations" not in path.read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from simgpu.experiments.fit.candidates import AS_IT_IS, is_build
 from simgpu.experiments.fit.outcome import FREE, FitOutcome
 from simgpu.experiments.fit.question import SEGMENTS
-from simgpu.experiments.fit.rows import FitRow, FitRun, speed_text
+from simgpu.experiments.fit.rows import FitRow, FitRun, parameters_text, plain_text, speed_text
 from simgpu.trace.model import Origin
 from simgpu.units import format_bandwidth, format_bytes, format_time
+from simgpu.workloads.lowering.optimizer import UPDATES, Optimizer
 from simgpu.workloads.timemodel.host import launch_note
 
 #: Rows of a search that the answer names.
@@ -26,12 +27,13 @@ def answer(fit: FitOutcome) -> str:
     if fit.question.searched:
         which = "Each" if len(_named(fit)) > 1 else "It"
         ways, margin = _ways(fit), format_bytes(fit.question.margin)
-        return f"In {budget}: train {name}{_each(fit)} {ways}. {which} leaves {margin} or more."
+        return f"In {budget}: train {name}{_each(fit)} {ways}. {which} leaves {margin} or more. {_baseline(fit)}."
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
     return (
-        f"In {budget}: train {name}{for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+        f"In {budget}: train {name}{for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left} "
+        f"{_baseline(fit)}: {format_time(run.plain_ns)}."
     )
 
 
@@ -40,7 +42,7 @@ def facts(fit: FitOutcome) -> list[tuple[str, str]]:
     single = fit.best or fit.smallest
     rows = _named(fit) if fit.question.searched and fit.fitting else [single] if single is not None else []
     question = fit.question
-    options = [f"{name} {_plain(value)}" for name, value in question.workload.options.items() if value]
+    options = [f"{name} {plain_text(value)}" for name, value in question.workload.options.items() if value]
     options += question.workload.sizes.texts()
     pairs = [("model", question.workload.name + (f" ({', '.join(options)})" if options else ""))]
     pairs.append(("node", f"{question.node.name}: {question.node.gpu.name}, {format_bytes(question.node.budget)}"))
@@ -77,8 +79,7 @@ def _notes(fit: FitOutcome) -> Iterator[str]:
     )
     modelled = fit.info.origin is Origin.MODELLED
     times = "kernel times are modelled" if modelled else f"kernel times are those of {fit.info.device}"
-    default = "that of the same samples as the model is trained by default, in unlimited memory"
-    yield f"cost: step time over {default}; {times}"
+    yield f"cost: step time over that of the same samples {AS_IT_IS}, in unlimited memory; {times}"
     yield from _on_launches(fit)
     if fit.question.gpus > 1:
         yield (
@@ -184,6 +185,15 @@ def for_size(fit: FitOutcome) -> str:
     return f" on {question.batch:,} {'sequence' if tokens else 'sample'}{'s' * (question.batch > 1)}{tokens}"
 
 
+def _baseline(fit: FitOutcome) -> str:
+    """What costs are relative to: the training that was requested, by default with PyTorch's default of AdamW."""
+    optimizer = fit.question.workload.options.get("optimizer")
+    named = (
+        f"{UPDATES[Optimizer(str(optimizer))]}{', not fused' * (optimizer == Optimizer.ADAMW)}; " if optimizer else ""
+    )
+    return f"Cost is over the step time {AS_IT_IS} ({named}unlimited memory)"
+
+
 def _options(row: FitRow) -> str:
     run = row.run
     text = row.candidate.label
@@ -252,20 +262,9 @@ def _context(fit: FitOutcome) -> str:
 def _policy(row: FitRow) -> str:
     """The simgpu policy of a row, as scenarios and ``--policy`` have it."""
     candidate = row.candidate
-    parameters = ", ".join(f"{name}: {_value(value)}" for name, value in candidate.parameters.items())
+    parameters = parameters_text(candidate)
     text = f"{candidate.policy}: {{{parameters}}}" if parameters else candidate.policy
     if row.run is not None and row.run.micro_batches > 1:
         inside = f"{{{text}}}" if parameters else text
         return f"accumulate: {{micro_batches: {row.run.micro_batches}, inside: {inside}}}"
     return text
-
-
-def _plain(value: object) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _value(value: object) -> str:
-    """A parameter in YAML."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

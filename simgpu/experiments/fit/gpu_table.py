@@ -19,7 +19,7 @@ from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import NodeSpec
 from simgpu.policies.base import no_progress
 from simgpu.trace.model import Trace
-from simgpu.units import format_time
+from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,11 @@ class GpuTable:
         text = f"{what} fits {len(self.fitting)} of {count} GPUs. {'Most' if searched else 'Fastest'}: {name}, "
         text += f"{largest}{speed_text(run.speed)} {best.speed_unit}, with {best.best.candidate.label}."
         small = min(self.fitting, key=lambda each: each.question.budget)
-        return text if small is best else f"{text} Least memory: {small.question.node.name}."
+        return (
+            text
+            if small is best
+            else f"{text} The smallest that fits: {small.question.node.name}, {format_bytes(small.question.budget)}."
+        )
 
     def notes(self) -> list[str]:
         """What the numbers include, how safe they are, and why GPUs were refused."""

@@ -94,27 +94,34 @@ class Fit(FitOutcome):
         return notes(self)
 
     def frame(self) -> pd.DataFrame:
-        """One row per candidate, one column per number in base units, such as ``reserved`` in bytes."""
+        """One row per candidate, one column per number in base units, such as ``reserved`` in bytes, or text."""
         import pandas as pd
 
         about: dict[str, Any] = {"model": self.question.workload.name, "node": self.question.node.name}
         about |= {"budget": self.question.budget, "origin": self.info.origin.value}
-        rows = [row.values() for row in self.rows]
+        rows = [row.cells() for row in self.rows]
         return pd.DataFrame(rows).assign(**about).set_index("option")
 
     def plot(self) -> Figure:
-        """A matplotlib figure: speed against memory or, where a size is searched, against the largest that fits."""
+        """A matplotlib figure: speed against memory or, where a size is searched, against the largest that fits.
+
+        Options on the Pareto front are numbered along it; all others are alike.
+        """
         from simgpu.analysis.curves import plot_front
 
         searched, runs = self.question.searched, [row for row in self.rows if row.run is not None]
+        front = self.front
 
         def at(row: FitRow) -> tuple[float, float]:
             return (row.size(self.question.searched) if searched else run_of(row).reserved / 2**30, run_of(row).speed)
 
         what = f"largest {searched} that fits" if searched else "peak of reserved memory (GiB)"
+        numbers = [str(number) for number, _ in enumerate(front, 1)]
         figure = plot_front(
-            {row.candidate.short: [at(row)] for row in runs if row.fits or not searched},
-            [at(row) for row in self.front],
+            {f"{number}  {row.candidate.short}": [at(row)] for number, row in zip(numbers, front, strict=True)},
+            [at(row) for row in front],
+            names=numbers,
+            others=[at(row) for row in runs if (row.fits or not searched) and row not in front],
             title=self.caption,
             xlabel=f"{what}{' (tokens per sample)' if searched == 'length' else ''}",
             ylabel=self.speed_unit,

@@ -136,6 +136,36 @@ class FitRow:
         }
         return about | run | {f"{name}_bytes": size for name, size in persistent.items()}
 
+    def cells(self) -> dict[str, Any]:
+        """Its numbers as `values` has them, each a number or a text: every option of the build has a column."""
+        values, candidate = self.values(), self.candidate
+        build = {
+            name: plain_text(value) if isinstance(value, tuple) else value for name, value in candidate.build.items()
+        }
+        texts = {"parameters": parameters_text(candidate), "switches": "; ".join(candidate.switches)}
+        del values["build"]
+        return values | texts | build
+
+
+def parameters_text(candidate: Candidate) -> str:
+    """The parameters of its policy in YAML, without braces.
+
+    >>> parameters_text(Candidate("", "", "checkpoint", {"keep": ("torchtitan",), "early_stop": False}))
+    'keep: [torchtitan], early_stop: false'
+    """
+    return ", ".join(f"{name}: {_in_yaml(value)}" for name, value in candidate.parameters.items())
+
+
+def plain_text(value: object) -> str:
+    """A value of an option; of several, with plus signs between them."""
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _in_yaml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 def speed_text(speed: float) -> str:
     """Samples or tokens per second for people.

@@ -43,8 +43,8 @@ def rows_of(question: Question, jobs: int, progress: Callable[[str], None]) -> t
     if jobs > 1 and len(tried) > 1:
         return tuple(_in_processes(_Trials(replace(question, traces={}, plain={})), tried, jobs, progress))
     rows = []
-    for candidate in tried:
-        progress(candidate.stage)
+    for number, candidate in enumerate(tried, 1):
+        progress(f"option {number} of {len(tried)}: {candidate.stage}")
         rows.append(question.row(candidate))
     return tuple(rows)
 

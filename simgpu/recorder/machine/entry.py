@@ -44,10 +44,9 @@ _ARCHITECTURES = (
 )
 #: Architectures of AMD GPUs by AMD's names for them (LLVM, User Guide for AMDGPU Backend: MI300X is gfx942).
 _AMD_ARCHITECTURES = {"gfx942": "cdna3"}
-_HEAD = """\
-# Measured by simgpu validate node, which cannot measure peak rates: to model durations, add gpu.fp32_rate and
-# gpu.tensor_rate from the data sheet.
-"""
+_HEAD = "# Measured by simgpu validate node, which cannot measure peak rates.\n"
+#: Comment for an architecture that the time model has parameters for.
+_TIMES = "# To model durations, add gpu.fp32_rate and gpu.tensor_rate from the data sheet.\n"
 #: Comment for an architecture that the time model has no parameters for.
 _NO_TIMES = """\
 # gpu.architecture is left out: kernel times cannot be modelled for {}. Recorded traces run on this node.
@@ -163,7 +162,7 @@ def measured_node(
     known = [entry for entry in entries if entry[1] is not None]
     rates = measure_together(group, max(sizes), repetitions)
     several = sharing_entries(rates, facts.copy_engines, by, median)
-    comment = "" if has_times or generation is None else _NO_TIMES.format(generation)
+    comment = _TIMES if has_times or generation is None else _NO_TIMES.format(generation)
     boards = f"one {facts.name}" if group.count == 1 else f"{group.count} of {facts.name}"
     return _text(name, facts.name, f"{boards}, {by}", known, several, comment)
 

@@ -298,8 +298,10 @@ def time_model(
 
     table = parameters or load_parameters()
     needed = ("architecture", "multiprocessors", "fp32_rate", "dram_bandwidth")
+    known = f", one of {', '.join(table.architectures)}; times of others, such as RTX 50 boards, cannot be modelled"
+    add = "the time model needs it: add it to the node's file"
     problems = [
-        Problem(gpu.name, f"gpu.{name}", "is not stated", "the time model needs it: add it to the node's file")
+        Problem(gpu.name, f"gpu.{name}", "is not stated", f"{add}{known if name == 'architecture' else ''}")
         for name in needed
         if getattr(gpu, name) is None
     ]
