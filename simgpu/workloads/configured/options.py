@@ -133,6 +133,7 @@ class TrainingOptions:
         default `DEFAULT_TARGETS` of the family, or q_proj and v_proj.
     lora_dtype: number format of the adapters, float32 or that of the weights. By default float32, as peft converts
         them (``autocast_adapter_dtype``); torchtune's have that of the weights.
+    lora_dropout: rate at which values of an adapter's input are dropped, from 0 to below 1.
     four_bit: a value of `FourBitForm`, for the frozen linear layers but that of the logits next to LoRA's adapters
         (QLoRA); None for layers in the format of the weights. With float32 weights under autocast, all else is as
         peft's ``prepare_model_for_kbit_training`` converts it.
@@ -163,6 +164,7 @@ class TrainingOptions:
     lora: int | None = None
     lora_targets: tuple[str, ...] | None = None
     lora_dtype: str | None = None
+    lora_dropout: float = 0.0
     four_bit: str | None = None
     tf32: bool = False
     compile: str | None = None
@@ -203,7 +205,7 @@ class TrainingOptions:
         if self.lora is None:
             return None
         targets = self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj"))
-        return Lora(self.lora, targets, self.lora_dtype or "float32")
+        return Lora(self.lora, targets, self.lora_dtype or "float32", self.lora_dropout)
 
     def problems(self, family: str, batch: int) -> list[Problem]:
         """What is wrong with the values, and what a model of this family or this batch does not support."""
@@ -238,6 +240,11 @@ class TrainingOptions:
         if self.lora_dtype is not None and self.lora is None:
             what = "is the number format of LoRA's adapters, and LoRA is off"
             problems.append(Problem("", "lora_dtype", what, "give the rank of LoRA, or leave it out"))
+        if not 0 <= self.lora_dropout < 1:
+            problems.append(Problem("", "lora_dropout", f"{self.lora_dropout} is no rate", "give at least 0, below 1"))
+        if self.lora_dropout and self.lora is None:
+            what = "drops values of the input of LoRA's adapters, and LoRA is off"
+            problems.append(Problem("", "lora_dropout", what, "give the rank of LoRA, or leave it out"))
         if self.four_bit is not None and (self.lora is None or self.products == "float32"):
             what = "stores frozen layers next to LoRA's adapters, and makes them in half precision for each product"
             remedy = "give the rank of LoRA, and dtype bfloat16 or autocast, or leave it out"
@@ -404,7 +411,8 @@ class TrainingOptions:
             parts.append(_MASTERS[MasterForm(self.master_weights)])
         if (lora := self.adapters(family)) is not None:
             targets = ", ".join(lora.targets)
-            parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and without dropout, all else frozen")
+            drops = f"dropout of {lora.dropout:g}" if lora.dropout else "without dropout"
+            parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and {drops}, all else frozen")
         if self.four_bit is not None:
             parts.append(f"linear layers but that of the logits in four bits ({self.four_bit}) as bitsandbytes 0.43")
         if self.tensor_parallel > 1:

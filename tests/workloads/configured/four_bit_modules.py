@@ -81,14 +81,17 @@ class _AdaptedFourBits(Adapted):
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x).clone()
-        first, second = self.lora_A["default"], self.lora_B["default"]
+        first, second, dropout = self.lora_A["default"], self.lora_B["default"], self.lora_dropout["default"]
         if torch.is_autocast_enabled("cuda"):
-            return result + second(first(x)) * 2.0
-        return result + (second(first(x.to(first.weight.dtype))) * 2.0).to(result.dtype)
+            return result + second(first(dropout(x))) * 2.0
+        return result + (second(first(dropout(x.to(first.weight.dtype)))) * 2.0).to(result.dtype)
 
 
-def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callable[[Any], Any]:
-    """Returns a function that packs all linear layers but that of the logits, and adds adapters to the targets."""
+def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool, rate: float = 0.0) -> Callable[[Any], Any]:
+    """Returns a function that packs all linear layers but that of the logits, and adds adapters to the targets.
+
+    rate: of the adapters' dropout.
+    """
 
     def changed(module: Any) -> Any:
         module.requires_grad_(False)
@@ -96,7 +99,7 @@ def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callab
             if isinstance(part, torch.nn.Linear) and name != "lm_head":
                 parent, _, last = name.rpartition(".")
                 packed = FourBitLinear(part, nested)
-                adapted = _AdaptedFourBits(packed, rank, torch.float32) if last in targets else packed
+                adapted = _AdaptedFourBits(packed, rank, torch.float32, rate) if last in targets else packed
                 setattr(module.get_submodule(parent), last, adapted)
         return module
 
