@@ -98,7 +98,7 @@ four_bit_option = click.option(
     type=click.Choice([each.value for each in FourBitForm]),
     help="With --lora: a decoder's frozen linear layers but that of the logits in four bits, as bitsandbytes (QLoRA); "
     "nf4-double: with double quantization. With --autocast all else is float32, as after peft's "
-    "prepare_model_for_kbit_training. Default: none.",
+    "prepare_model_for_kbit_training. Next to --compile, graphs keep the matrices in half precision. Default: none.",
 )
 
 target_length_option = click.option(

@@ -97,7 +97,7 @@ class ConfiguredWorkload:
         has_own_loss = given.get("autocast") is not None or given.get("compile") == CompileForm.MODEL
         if isinstance(model, Decoder) and has_fused_loss(model) and not has_own_loss:
             usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
-        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32" and not given.get("compile"):
+        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32":
             usual["four_bit"] = None  # what is packed is made in half precision
         return cls(model, model.name, {**usual, **given}, sizes=sizes)
 

@@ -136,7 +136,8 @@ class TrainingOptions:
     lora_dropout: rate at which values of an adapter's input are dropped, from 0 to below 1.
     four_bit: a value of `FourBitForm`, for the frozen linear layers but that of the logits next to LoRA's adapters
         (QLoRA); None for layers in the format of the weights. With float32 weights under autocast, all else is as
-        peft's ``prepare_model_for_kbit_training`` converts it.
+        peft's ``prepare_model_for_kbit_training`` converts it. Next to `compile`, a graph keeps for backward each
+        matrix in half precision that forward makes, and so needs the memory that four bits save.
     tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
     compile: a value of `CompileForm`, for what ``torch.compile`` compiles with its defaults; None for eager execution.
@@ -303,7 +304,6 @@ class TrainingOptions:
         others = (
             ("attention", "attention other than PyTorch's fused operator", "give sdpa", self.attention != "sdpa"),
             ("float8", "float8", "leave out one of them, or give tensorwise-compiled alone", self.float8),
-            ("four_bit", "storage in four bits", "leave out one of them", self.four_bit),
         )
         for place, what, remedy, given in others:
             if given:
@@ -390,6 +390,13 @@ class TrainingOptions:
         elif problem := without_flash(gpu, self.flash(gpu)):
             yield Problem("", "attention", problem, "give flash_attention_2, or a GPU such as h100")
 
+    @property
+    def _four_bit_package(self) -> str:
+        """The version of bitsandbytes, and what it keeps where it is compiled."""
+        if self.compile is None:
+            return "bitsandbytes 0.43"
+        return "bitsandbytes 0.46, of which a compiled graph keeps the matrices in half precision for backward"
+
     def described(self, family: str) -> str:
         """A sentence for notes, without its full stop."""
         parts = [_ATTENTIONS.get(AttentionForm(self.attention), f"{self.attention} attention")]
@@ -414,7 +421,9 @@ class TrainingOptions:
             drops = f"dropout of {lora.dropout:g}" if lora.dropout else "without dropout"
             parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and {drops}, all else frozen")
         if self.four_bit is not None:
-            parts.append(f"linear layers but that of the logits in four bits ({self.four_bit}) as bitsandbytes 0.43")
+            parts.append(
+                f"linear layers but that of the logits in four bits ({self.four_bit}) as {self._four_bit_package}"
+            )
         if self.tensor_parallel > 1:
             parts.append(f"the part of one of {self.tensor_parallel} GPUs, tensor and sequence parallel")
         if self.micro_batches > 1:
