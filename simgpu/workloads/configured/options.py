@@ -281,11 +281,9 @@ class TrainingOptions:
         if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
             what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
             yield Problem("", "loss", what, "give eager" if decoder.logits_by is not None else "give eager or chunked")
-        elif self.loss == LossForm.FUSED and self.autocast is not None:
-            yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
         if self.loss == LossForm.CHUNKED_COMPILED and self.autocast is not None:
-            what = "the compiled loss under autocast is not modelled"
-            yield Problem("", "loss", what, "give chunked, or no autocast")
+            what = "is compiled in torchtune, which has no autocast, and is not modelled under it"
+            yield Problem("", "loss", what, "give eager, chunked or fused, or no autocast")
         if self.loss in IN_CHUNKS and (decoder.capped_logits or decoder.logits_by is not None):
             changed = "limited" if decoder.capped_logits else "scaled"
             what = f"the chunked loss with the {changed} logits of {decoder.family} is not modelled"
