@@ -26,6 +26,7 @@ from simgpu.cli.training_options import (
     float8_option,
     four_bit_option,
     hold_output_option,
+    lora_dropout_option,
     lora_dtype_option,
     lora_option,
     lora_targets_option,
@@ -89,6 +90,7 @@ _NARROWEST = 16
 @lora_option
 @lora_targets_option
 @lora_dtype_option
+@lora_dropout_option
 @four_bit_option
 @click.option("--gpus", metavar="N", type=int, help="GPUs of the node that do the same at once. Default: all.")
 @click.option(

@@ -16,11 +16,9 @@ from simgpu.recorder.configured import ATTENTION, DTYPES, configured_model
 
 optimizer_option = click.option(
     "--optimizer",
-    default="sgd",
-    show_default=True,
     metavar="NAME",
     shell_complete=suggest(lambda: BUILT_IN_OPTIMIZERS),
-    help="A built-in optimizer, or module.path:factory.",
+    help="A built-in optimizer, or module.path:factory.  [default: sgd; adamw for a config.json]",
 )
 
 micro_batches_option = click.option(
@@ -47,12 +45,14 @@ def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a model that a Hugging Face ``config.json`` describes; `model_of` reads them."""
     for option in (
         click.option(
-            "--attention", type=click.Choice(ATTENTION), help="With a config.json: implementation.  [default: sdpa]"
+            "--attention",
+            type=click.Choice(ATTENTION),
+            help="With a config.json: implementation.  [default: sdpa; eager where the model has no other]",
         ),
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
-            help="With a config.json: of weights and activations.  [default: float32]",
+            help="With a config.json: of weights and activations.  [default: bfloat16]",
         ),
         click.option(
             "--sample-size",
@@ -69,6 +69,15 @@ def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def optimizer_of(model: str, given: str | None) -> str:
+    """The optimizer's name; by default AdamW for a configuration, as in all commands that take one.
+
+    >>> optimizer_of("resnet20", None), optimizer_of("Llama-3.1-8B/config.json", None)
+    ('sgd', 'adamw')
+    """
+    return given or ("adamw" if is_configuration(model) else "sgd")
 
 
 def model_of(model: str, chosen: Mapping[str, Any]) -> str | Callable[..., Any]:

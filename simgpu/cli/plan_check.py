@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from simgpu.cli.group import wrapped
-from simgpu.cli.model_options import configuration_options, input_option, model_of, optimizer_option
+from simgpu.cli.model_options import configuration_options, input_option, model_of, optimizer_of, optimizer_option
 from simgpu.cli.screen import Screen, progress, quiet_option, table
 from simgpu.cli.suggestions import suggest
 from simgpu.recorder import BUILT_IN_MODELS
@@ -29,7 +29,13 @@ _MARKS: Mapping[bool | None, str] = {True: "ok", False: "DIFFERS", None: ""}
 @configuration_options
 @quiet_option
 def check(
-    file: Path, model: str, device: str, optimizer: str, inputs: tuple[str, ...], quiet: bool, **configuration: Any
+    file: Path,
+    model: str,
+    device: str,
+    optimizer: str | None,
+    inputs: tuple[str, ...],
+    quiet: bool,
+    **configuration: Any,
 ) -> None:
     """Run MODEL with and without the plan in file PLAN, and compare what happens with what was planned.
 
@@ -46,7 +52,8 @@ def check(
     with progress(quiet) as say:
         say(f"running {model} with and without the plan")
         given = named_inputs(inputs) if inputs else None
-        result = check_plan(plan, created, device=device, optimizer=optimizer, inputs=given)
+        chosen = optimizer_of(model, optimizer)
+        result = check_plan(plan, created, device=device, optimizer=chosen, inputs=given)
     rows = [(each.what, each.planned, each.found, _MARKS[each.agrees]) for each in result.findings]
     Screen().print(table(("", "planned", "found", ""), rows, left=(0, 3)))
     for note in result.notes:

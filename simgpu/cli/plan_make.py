@@ -14,6 +14,7 @@ from simgpu.cli.model_options import (
     input_option,
     micro_batches_option,
     model_of,
+    optimizer_of,
     optimizer_option,
 )
 from simgpu.cli.plan_show import show_plan, show_settings
@@ -70,7 +71,7 @@ def make(
     node: str,
     budget: str | None,
     micro_batches: int,
-    optimizer: str,
+    optimizer: str | None,
     inputs: tuple[str, ...],
     execute: str,
     here: bool,
@@ -121,7 +122,7 @@ def make(
                 batch=batch,
                 micro_batches=micro_batches,
                 gpu=gpu,
-                optimizer=optimizer,
+                optimizer=optimizer_of(model, optimizer),
                 inputs=given,
                 progress=say,
             )

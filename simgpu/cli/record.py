@@ -17,6 +17,7 @@ from simgpu.cli.model_options import (
     input_option,
     micro_batches_option,
     model_of,
+    optimizer_of,
     optimizer_option,
 )
 from simgpu.cli.record_memory import predict
@@ -135,7 +136,7 @@ _ROUGH = (
     metavar="FILE",
     help="With --gpu: write the predicted allocations as a PyTorch memory snapshot, for 'simgpu memory'.",
 )
-@click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until backward ends.")
+@click.option("--hold-output", is_flag=True, help="Keep the model's output in memory until the optimizer's step ends.")
 @micro_batches_option
 @click.option("--grad-scaler", is_flag=True, help="Scale gradients with torch.amp.GradScaler.")
 @click.option("--algorithms", is_flag=True, help="Also measure alternative convolution algorithms.")
@@ -151,7 +152,7 @@ def record(
     inputs: tuple[str, ...],
     device: str,
     gpu: str | None,
-    optimizer: str,
+    optimizer: str | None,
     warmup: int,
     repetitions: int,
     epochs: int,
@@ -178,7 +179,8 @@ def record(
     module (then give --input), (module, inputs), or (module, inputs, labels, loss); a last element with batches to
     train on can follow. The inputs are a tensor, a tuple, or a mapping of keyword arguments. Needs PyTorch: install
     simgpu with the extra 'record'. MODEL can also be the config.json of a Hugging Face model, or its folder: its
-    modules are those of transformers or diffusers (extra 'predict'). Without them, see `simgpu zoo build`.
+    modules are those of transformers or diffusers (extra 'predict'). Without them, see `simgpu zoo build`. Its defaults
+    are the same; autocast, LoRA, torch.compile, other losses and several GPUs are options there.
 
     \b
     simgpu record resnet20 --batch 64 -o traces/resnet20-mine
@@ -186,8 +188,7 @@ def record(
     simgpu record my_models:gpt --input idx=Bx256:int64:50257 --batch 4 -o gpt
     simgpu record vgg11 --batch 32 --optimizer torch.optim:NAdam -o vgg11-nadam
     simgpu record my_models:unet --batch 256 --gpu v100 -o unet-v100
-    simgpu record ./Qwen3-8B --length 8192 --dtype bfloat16 --batch 1 \\
-        --optimizer adamw --gpu h100 -o qwen3
+    simgpu record ./Qwen3-8B --length 8192 --batch 1 --gpu h100 -o qwen3
     simgpu record digits-cnn --batch 64 --epochs 10 -o digits
     simgpu record digits-cnn --batch 64 --codec zvc --codec rle \\
         --save-maps maps -o digits-sizes
@@ -195,7 +196,7 @@ def record(
         --dump-memory dump -o digits-entries
     """
     loop = _loop(gpu, iterations=iterations, zero_grad=zero_grad, snapshot=snapshot)
-    created = model_of(model, configuration)
+    created, optimizer = model_of(model, configuration), optimizer_of(model, optimizer)
     refuse_another(output, force)
     refuse_inside({"-o": output, "--save-maps": save_maps, "--dump-memory": dump_memory})
     measure = sizes_in(codecs) if set(codecs) - {BY_ENTRY} else None

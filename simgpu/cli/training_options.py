@@ -87,12 +87,18 @@ lora_dtype_option = click.option(
     help="With --lora: number format of the adapters, that of the weights as in torchtune, or float32 as in peft. "
     "Default: float32.",
 )
+lora_dropout_option = click.option(
+    "--lora-dropout",
+    metavar="RATE",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="With --lora: rate at which values of each adapter's input are dropped, as peft's lora_dropout. Default: 0.",
+)
 four_bit_option = click.option(
     "--four-bit",
     type=click.Choice([each.value for each in FourBitForm]),
     help="With --lora: a decoder's frozen linear layers but that of the logits in four bits, as bitsandbytes (QLoRA); "
     "nf4-double: with double quantization. With --autocast all else is float32, as after peft's "
-    "prepare_model_for_kbit_training. Default: none.",
+    "prepare_model_for_kbit_training. Next to --compile, graphs keep the matrices in half precision. Default: none.",
 )
 
 target_length_option = click.option(
@@ -167,6 +173,7 @@ _OPTIONS = (
     lora_option,
     lora_targets_option,
     lora_dtype_option,
+    lora_dropout_option,
     four_bit_option,
     click.option(
         "--tensor-parallel",

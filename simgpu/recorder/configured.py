@@ -37,15 +37,17 @@ def configured_model(
     *,
     length: int | None = None,
     sample_size: int | None = None,
-    dtype: str = "float32",
-    attention: str = "sdpa",
+    dtype: str = "bfloat16",
+    attention: str | None = None,
 ) -> Callable[[int], tuple[Any, ...]]:
     """The factory, for `simgpu.record` and `simgpu.record_requests`, of a model with random weights.
 
     path: a ``config.json`` of Hugging Face, or its folder. The class is the one that the file names in
     ``architectures``, or the causal language model of its ``model_type``. length: tokens in each sample, and in its
     labels where each token has one; there is no padding. dtype: of weights and activations, one of `DTYPES`, without
-    autocast. attention: one of `ATTENTION`. Keys and values are not cached (``use_cache=False``).
+    autocast. attention: one of `ATTENTION`; by default sdpa, or eager where the model has no other. Keys and values are
+    not cached (``use_cache=False``). These defaults are those of
+    `simgpu.workloads.configured.options.TrainingOptions`.
     Of diffusers, a U-Net or a DiT, which learns to predict noise as in diffusers' training scripts. length: tokens of a
     U-Net's text, by default 77. sample_size: side of a U-Net's latent images, by default the configuration's.
 
@@ -59,7 +61,7 @@ def configured_model(
     problems = [
         Problem("", place, f"unknown value {value!r}", did_you_mean(value, known))
         for place, value, known in (("dtype", dtype, DTYPES), ("attention", attention, ATTENTION))
-        if value not in known
+        if value is not None and value not in known
     ]
     for place, number, what in (("length", length, "tokens"), ("sample_size", sample_size, "values of each side")):
         if number is not None and not 1 <= number <= _LONGEST:
@@ -116,7 +118,9 @@ def _architecture(values: Mapping[str, Any], file: Path) -> str:
     raise InputError.single(file, "architectures", what, remedy)
 
 
-def _model(values: Mapping[str, Any], architecture: str, file: Path, dtype: str, attention: str) -> torch.nn.Module:
+def _model(
+    values: Mapping[str, Any], architecture: str, file: Path, dtype: str, attention: str | None
+) -> torch.nn.Module:
     import torch
 
     from simgpu.recorder.model_packages import transformers_package

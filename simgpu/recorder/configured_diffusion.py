@@ -39,7 +39,7 @@ def diffusion_problems(values: Mapping[str, Any], file: Path, **options: Any) ->
         problems.append(Problem("", "length", what, "leave it out"))
     if name == _DIT and side is not None:
         problems.append(Problem("", "sample_size", "applies to U-Nets only", "leave it out"))
-    if options["attention"] != "sdpa":
+    if options["attention"] not in (None, "sdpa"):
         problems.append(Problem("", "attention", "diffusers' models use sdpa", "leave it out"))
     return problems
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 
 import simgpu
+from simgpu.errors import InputError
 from simgpu.recorder import record
 from simgpu.recorder.modelled.balanced_routing import BalancedRouting
-from simgpu.trace.model import Phase
+from simgpu.trace.model import Phase, Trace
 
 
 def test_the_first_experts_get_the_rest() -> None:
@@ -27,7 +29,7 @@ def test_the_first_experts_get_the_rest() -> None:
 def test_all_experts_have_tokens_and_other_masks_need_values() -> None:
     routing = BalancedRouting(experts=4, chosen=2)
     every = routing.nonzero(torch.ones(4, device="meta"))
-    assert every is not None and every.shape == (4, 1) and routing.is_used
+    assert every is not None and every.shape == (4, 1)
     assert routing.nonzero(torch.ones(5, device="meta")) is None
     assert routing.nonzero(torch.ones(3, 7, device="meta")) is None
 
@@ -53,10 +55,10 @@ def test_a_configuration_says_how_many_experts_there_are(config: dict[str, Any],
 class _Experts(nn.Module):
     """Asks as the modules of transformers do which tokens are an expert's."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = 4, *parts: nn.Module) -> None:
         super().__init__()
-        self.config = SimpleNamespace(num_experts=4, num_experts_per_tok=1)
-        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.config = SimpleNamespace(num_experts=count, num_experts_per_tok=1)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), *parts) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen = x.argmax(-1)
@@ -67,18 +69,29 @@ class _Experts(nn.Module):
         return result
 
 
+class _OwnMask(nn.Module):
+    """Uses some rows, by a mask with the shape of that of an expert's tokens."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _, rows = torch.where((x.sum(-1) > 0)[None])
+        return x.index_add(0, rows, x[rows])
+
+
 def _within_another() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), _Experts(), nn.Linear(8, 3))
 
 
-def test_experts_within_another_module_are_recorded() -> None:
-    trace = record(lambda: (_within_another(), torch.randn(10, 8)), batch=10, gpu="h100")
-    rows = [
+def _rows(trace: Trace) -> list[int]:
+    return [
         trace.block_by_id[kernel.writes[0]].bytes // 32
         for kernel in trace.kernels
         if kernel.op == "aten::addmm" and ".experts." in f".{kernel.layer}" and kernel.phase is Phase.FORWARD
     ]
-    assert rows == [3, 3, 2, 2]
+
+
+def test_experts_within_another_module_are_recorded() -> None:
+    trace = record(lambda: (_within_another(), torch.randn(10, 8)), batch=10, gpu="h100")
+    assert _rows(trace) == [3, 3, 2, 2]
     assert "balanced routing" in trace.info.notes
 
 
@@ -87,3 +100,22 @@ def test_a_step_of_experts_is_recorded() -> None:
     with simgpu.record_step(module, torch.optim.SGD(module.parameters()), gpu="h100") as recording:
         module(torch.randn(10, 8)).sum().backward()
     assert any("balanced routing" in note for note in recording.requests.notes)
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in module.modules())
+
+
+def test_each_mixture_has_its_own_number_of_experts() -> None:
+    trace = record(lambda: (nn.Sequential(_Experts(4), _Experts(2)), torch.randn(10, 8)), batch=10, gpu="h100")
+    assert _rows(trace) == [3, 3, 2, 2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: nn.Sequential(_Experts(), _OwnMask()), id="after the mixture"),
+        pytest.param(lambda: nn.Sequential(_OwnMask(), _Experts()), id="before it"),
+        pytest.param(lambda: _Experts(4, _OwnMask()), id="in an expert"),
+    ],
+)
+def test_a_mask_outside_the_mixture_needs_values(model: Callable[[], nn.Module]) -> None:
+    with pytest.raises(InputError, match=r"aten.nonzero.default needs the values of a tensor"):
+        record(lambda: (model(), torch.randn(10, 8)), batch=10, gpu="h100")

@@ -15,12 +15,14 @@ from simgpu.errors import InputError, MissingExtraError
 from simgpu.hardware.nodes import load_node
 from simgpu.recorder import record
 from simgpu.recorder.configured import configured_model
+from simgpu.trace.folder import read_trace
 from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import read_decoder, read_model
 from simgpu.workloads.configured.entry import SampleSizes, model_iteration
 from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from simgpu.workloads.lowering.optimizer import Optimizer
+from tests.cli.cli_helpers import simgpu
 
 _SIZES = {
     "hidden_size": 64,
@@ -42,6 +44,17 @@ _DEEPSEEK = {
     "topk_group": 1,
     "moe_intermediate_size": 32,
     "num_key_value_heads": 4,
+}
+_T5 = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 1,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+    "vocab_size": 512,
 }
 #: A DiT and a U-Net with SDXL's additions.
 _DIT = {"_class_name": "DiTTransformer2DModel", "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 8}
@@ -111,7 +124,6 @@ def test_labels_have_the_shape_that_the_class_trains_on(
         ),
         ({"model_type": "llama", "architectures": ["NoneForCausalLM"]}, "has no attribute NoneForCausalLM"),
         ({"model_type": "llama", "num_attention_heads": 0}, "does not build it"),
-        ({"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}, "no sdpa .*; give attention eager"),
     ],
 )
 def test_configuration_that_transformers_cannot_build_is_refused(
@@ -119,6 +131,33 @@ def test_configuration_that_transformers_cannot_build_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         configured_model(_file(tmp_path, **values), length=16)(1)
+
+
+def test_attention_that_a_model_has_not_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(_T5))
+    with pytest.raises(InputError, match=r"no sdpa .*; give attention eager"):
+        configured_model(file, length=16, attention="sdpa")(1)
+
+
+@pytest.mark.parametrize("values", [_SIZES | _LLAMA, _T5], ids=lambda values: values["model_type"])
+def test_commands_that_take_a_configuration_have_the_same_defaults(
+    tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    usual = ["config.json", "--batch", 2, "--length", 31, "--gpu", "h100"]
+    traces = []
+    for command in (["record"], ["zoo", "build"]):
+        done = simgpu(*command, *usual, "-o", command[0])
+        assert done.exit_code == 0, done.stderr
+        traces.append(read_trace(tmp_path / command[0]))
+    followed, modelled = traces
+    assert followed.info.dtype == modelled.info.dtype == "bfloat16"
+    ran, built = ([kernel.op.removeprefix("aten::") for kernel in trace.kernels] for trace in traces)
+    assert ran == built
+    peaks = [trace_stats(trace).peak_needed for trace in traces]
+    assert peaks[0] and peaks[1] and peaks[0].bytes == peaks[1].bytes
 
 
 @pytest.mark.slow  # importing diffusers' models takes seconds

@@ -35,8 +35,9 @@ class FitSettings(TypedDict, total=False):
     sample_size: side of a U-Net's latent images; by default the configuration's
     budget: bytes for PyTorch's allocator, or a text; by default the GPU's memory without the CUDA context's
     optimizer, dtype, autocast, attention, cudnn_attention, hold_output, tf32, compile, float8, lora, lora_targets,
-    lora_dtype, four_bit: of a modelled iteration, fields of `simgpu.workloads.configured.options.TrainingOptions`; by
-    default adamw (of networks of the zoo sgd), bfloat16 (float32 with autocast) and sdpa
+    lora_dtype, lora_dropout, four_bit: of a modelled iteration, fields of
+    `simgpu.workloads.configured.options.TrainingOptions`; by default adamw (of networks of the zoo sgd), bfloat16
+    (float32 with autocast) and sdpa
     gpus: of the node's GPUs, how many run the same at the same time, each on the batch; by default all. They share
     switches and the host; gradients are not exchanged
     """
@@ -58,6 +59,7 @@ class FitSettings(TypedDict, total=False):
     lora: int | None
     lora_targets: tuple[str, ...] | None
     lora_dtype: str | None
+    lora_dropout: float | None
     four_bit: str | None
     gpus: int | None
 

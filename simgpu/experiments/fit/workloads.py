@@ -94,10 +94,10 @@ class ConfiguredWorkload:
             usual["dtype"] = "float32"  # of weights under autocast
         if not isinstance(model, EncoderDecoder):  # whose attention has one form only
             usual["attention"] = options_of(model, {}).attention
-        has_own_loss = given.get("autocast") is not None or given.get("compile") == CompileForm.MODEL
+        has_own_loss = given.get("compile") == CompileForm.MODEL  # in the graph
         if isinstance(model, Decoder) and has_fused_loss(model) and not has_own_loss:
-            usual["loss"] = LossForm.EAGER.value  # Liger-Kernel's fused one does not support autocast
-        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32" and not given.get("compile"):
+            usual["loss"] = LossForm.EAGER.value
+        if isinstance(model, Decoder) and given.get("dtype", usual["dtype"]) != "float32":
             usual["four_bit"] = None  # what is packed is made in half precision
         return cls(model, model.name, {**usual, **given}, sizes=sizes)
 

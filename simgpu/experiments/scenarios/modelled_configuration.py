@@ -107,6 +107,12 @@ class ModelledConfiguration(FileModel):
         default=None,
         description="with lora: number format of the adapters, float32 or that of weights; default float32",
     )
+    lora_dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="with lora: rate at which values of an adapter's input are dropped, as peft's",
+    )
     four_bit: Literal["nf4", "nf4-double"] | None = Field(
         default=None, description="with lora: frozen linear layers of a decoder in four bits, as bitsandbytes; QLoRA"
     )

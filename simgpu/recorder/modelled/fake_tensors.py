@@ -12,7 +12,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simgpu.errors import InputError, SimgpuError
-from simgpu.recorder.modelled.balanced_routing import BalancedRouting
+from simgpu.recorder.modelled.balanced_routing import Mixtures
 from simgpu.recorder.modelled.finite_checks import FiniteChecks
 from simgpu.recorder.operators import access
 from simgpu.recorder.unsupported import raised_at
@@ -48,8 +48,8 @@ class FakeTensors(FakeTensorMode):
         self.is_outside_model: Callable[[], bool] = lambda: False
         self.took_as_one = False
         self.known = KnownValues()
-        #: Which tokens experts get; None in a model without them.
-        self.routing: BalancedRouting | None = None
+        #: Which tokens experts get.
+        self.mixtures = Mixtures()
         #: Whether operators have the form that they have on CUDA, whose layer normalization saves float32 statistics
         #: also for half-precision inputs (``layer_norm_kernel.cu``); on a CPU they have the input's format.
         self.as_on_gpu = False
@@ -70,9 +70,9 @@ class FakeTensors(FakeTensorMode):
                 return found
             if self._may_assume(args[0]):
                 return self._unknown(args[0])
-        if func is torch.ops.aten.nonzero.default and self.routing is not None and self.known.real(args[0]) is None:
+        if func is torch.ops.aten.nonzero.default and self.known.real(args[0]) is None:
             with self:
-                places = self.routing.nonzero(args[0])
+                places = self.mixtures.nonzero(args[0])
             if places is not None:
                 return places
         returned = self.known.run(
@@ -121,10 +121,6 @@ class FakeTensors(FakeTensorMode):
         self.took_as_one = True
         return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
 
-    def meets(self, module: nn.Module) -> None:
-        """Called before the model runs: a mixture says how many experts there are."""
-        self.routing = BalancedRouting.of(module)
-
     def settle(self, workload: Workload) -> Workload:
         """Called after the factory: returns the workload in training mode, with a fake tensor for every real one.
 
@@ -156,6 +152,7 @@ class FakeTensors(FakeTensorMode):
         self.known.forget(parameter for part in parts for parameter in part.parameters())
         given = (*settled.input_tensors().values(), *settled.labels)
         self.known.forget(tensor for tensor in given if tensor.is_floating_point())
+        self.mixtures.watch(settled.module)
         self.allow_non_fake_inputs = False
         return settled
 
@@ -164,7 +161,7 @@ class FakeTensors(FakeTensorMode):
 def fake_tensors(name: str) -> Iterator[FakeTensors]:
     """Makes every tensor created in the context fake. Raises `InputError` naming `name` if a value is needed."""
     try:
-        with _one_draw(), _no_log(), FakeTensors() as mode, warnings.catch_warnings():
+        with _one_draw(), _no_log(), FakeTensors() as mode, closing(mode.mixtures), warnings.catch_warnings():
             # Copying a layer (copy.deepcopy) reads the address of each weight.
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
             yield mode

@@ -48,7 +48,7 @@ def assumed_values(mode: FakeTensors) -> str:
 
 def balanced(mode: FakeTensors) -> Iterator[str]:
     """Yields what a router is taken to choose, if a module has asked."""
-    if mode.routing is not None and mode.routing.is_used:
+    if mode.mixtures.is_used:
         yield ROUTING_NOTE.strip()
 
 

@@ -145,7 +145,7 @@ class ModelledSession:
         stack.enter_context(gpu_forms(self.gpu.architecture) if self.as_on_gpu else nullcontext())
         mode.as_on_gpu = self.as_on_gpu
         samples = self.batch // self.micro_batches
-        workload = mode.settle(make_workload(self.name, factory, samples, self.inputs, mode.meets))
+        workload = mode.settle(make_workload(self.name, factory, samples, self.inputs, mode.mixtures.watch))
         if self.around is not None:
             stack.enter_context(self.around(workload.module))
         scaler = torch.amp.GradScaler("cuda" if self.as_on_gpu else "cpu") if self.grad_scaler else None

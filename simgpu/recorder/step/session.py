@@ -247,7 +247,7 @@ def record_fake_step(module: nn.Module, optimizers: Sequence[Optimizer], gpu: Gp
         mode.allow_non_fake_inputs = False
         mode.known.can_draw = False
         mode.as_on_gpu = True
-        mode.meets(module)
+        mode.mixtures.watch(module)
         stand = Stand(mode)
         stack.enter_context(gpu_forms(gpu.architecture))
         stack.enter_context(fake_parts(stand, module, optimizers))

@@ -85,7 +85,8 @@ def _one_node(to: Expansion, inputs: _Nodes) -> _Nodes:
     result = changed if changed is not None else to.launch.created[0]
     kind = NodeKind.INDEXED if to.launch.op in _INDEXED else NodeKind.POINTWISE
     node = to.node(to.launch.op.rstrip("_"), *inputs, kind=kind, shape=result.shape, dtype=result.dtype)
-    node.is_fixed = len(inputs) > 1 or node.op in _WITHOUT_NUMBER
+    is_offset = bool(inputs) and inputs[0].op == "dequantize_blockwise"  # the number is that of the scales' weight
+    node.is_fixed = len(inputs) > 1 or node.op in _WITHOUT_NUMBER or is_offset
     return (node,)
 
 
@@ -104,6 +105,7 @@ def _extern(to: Expansion, inputs: _Nodes) -> _Nodes:
             op, kind = "mul", NodeKind.POINTWISE
         return (to.node(op, *inputs, kind=kind, shape=created[0].shape, dtype=created[0].dtype),)
     node = to.node(op, *inputs, kind=NodeKind.EXTERN, shape=(), dtype=created[0].dtype, several=True)
+    node.is_fixed = False  # attention may drop values
     return to.results(node, [(x.shape, x.dtype) for x in created])
 
 
@@ -259,7 +261,8 @@ def _embedding_backward(to: Expansion, inputs: _Nodes) -> _Nodes:
 
 
 _ATTENTIONS = [f"_scaled_dot_product_{name}_attention" for name in ("cudnn", "flash", "efficient")]
-_EXTERN = ("mm", "addmm", "bmm", *_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS))
+_UNPACKED = ("dequantize_4bit", "dequantize_blockwise")
+_EXTERN = ("mm", "addmm", "bmm", *_UNPACKED, *_ATTENTIONS, *(f"{name}_backward" for name in _ATTENTIONS))
 _POINTWISE = """
     add add_ sub mul mul_ neg pow div rsqrt tanh relu threshold_backward sigmoid sigmoid_backward cos sin where tril
     triu ne gt le bitwise_or_ arange full zeros ones_like new_zeros scalar_tensor clone embedding constant_pad_nd

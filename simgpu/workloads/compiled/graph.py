@@ -140,5 +140,5 @@ def _key(node: GraphNode) -> object:
         return node.op, node.inputs, node.slot
     if node.kind is NodeKind.VIEW:
         return "view", node.inputs, node.shape, node.strides, node.offset
-    is_generated = node.kind in (NodeKind.POINTWISE, NodeKind.REDUCTION)
-    return (node.op, node.inputs, node.shape, node.dtype) if is_generated and node.is_fixed else id(node)
+    is_known = node.kind in (NodeKind.POINTWISE, NodeKind.REDUCTION, NodeKind.EXTERN)
+    return (node.op, node.inputs, node.shape, node.dtype) if is_known and node.is_fixed else id(node)

@@ -133,9 +133,11 @@ class TrainingOptions:
         default `DEFAULT_TARGETS` of the family, or q_proj and v_proj.
     lora_dtype: number format of the adapters, float32 or that of the weights. By default float32, as peft converts
         them (``autocast_adapter_dtype``); torchtune's have that of the weights.
+    lora_dropout: rate at which values of an adapter's input are dropped, from 0 to below 1.
     four_bit: a value of `FourBitForm`, for the frozen linear layers but that of the logits next to LoRA's adapters
         (QLoRA); None for layers in the format of the weights. With float32 weights under autocast, all else is as
-        peft's ``prepare_model_for_kbit_training`` converts it.
+        peft's ``prepare_model_for_kbit_training`` converts it. Next to `compile`, a graph keeps for backward each
+        matrix in half precision that forward makes, and so needs the memory that four bits save.
     tf32: whether float32 products run on matrix units in TF32 (``torch.set_float32_matmul_precision("high")``,
         Transformers' ``tf32``). Convolutions do so in any case, as PyTorch allows by default.
     compile: a value of `CompileForm`, for what ``torch.compile`` compiles with its defaults; None for eager execution.
@@ -163,6 +165,7 @@ class TrainingOptions:
     lora: int | None = None
     lora_targets: tuple[str, ...] | None = None
     lora_dtype: str | None = None
+    lora_dropout: float = 0.0
     four_bit: str | None = None
     tf32: bool = False
     compile: str | None = None
@@ -203,7 +206,7 @@ class TrainingOptions:
         if self.lora is None:
             return None
         targets = self.lora_targets or DEFAULT_TARGETS.get(family, ("q_proj", "v_proj"))
-        return Lora(self.lora, targets, self.lora_dtype or "float32")
+        return Lora(self.lora, targets, self.lora_dtype or "float32", self.lora_dropout)
 
     def problems(self, family: str, batch: int) -> list[Problem]:
         """What is wrong with the values, and what a model of this family or this batch does not support."""
@@ -238,6 +241,11 @@ class TrainingOptions:
         if self.lora_dtype is not None and self.lora is None:
             what = "is the number format of LoRA's adapters, and LoRA is off"
             problems.append(Problem("", "lora_dtype", what, "give the rank of LoRA, or leave it out"))
+        if not 0 <= self.lora_dropout < 1:
+            problems.append(Problem("", "lora_dropout", f"{self.lora_dropout} is no rate", "give at least 0, below 1"))
+        if self.lora_dropout and self.lora is None:
+            what = "drops values of the input of LoRA's adapters, and LoRA is off"
+            problems.append(Problem("", "lora_dropout", what, "give the rank of LoRA, or leave it out"))
         if self.four_bit is not None and (self.lora is None or self.products == "float32"):
             what = "stores frozen layers next to LoRA's adapters, and makes them in half precision for each product"
             remedy = "give the rank of LoRA, and dtype bfloat16 or autocast, or leave it out"
@@ -273,11 +281,9 @@ class TrainingOptions:
         if self.loss == LossForm.FUSED and not has_fused_loss(decoder):
             what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
             yield Problem("", "loss", what, "give eager" if decoder.logits_by is not None else "give eager or chunked")
-        elif self.loss == LossForm.FUSED and self.autocast is not None:
-            yield Problem("", "loss", "the fused loss under autocast is not modelled", "give chunked, or no autocast")
         if self.loss == LossForm.CHUNKED_COMPILED and self.autocast is not None:
-            what = "the compiled loss under autocast is not modelled"
-            yield Problem("", "loss", what, "give chunked, or no autocast")
+            what = "is compiled in torchtune, which has no autocast, and is not modelled under it"
+            yield Problem("", "loss", what, "give eager, chunked or fused, or no autocast")
         if self.loss in IN_CHUNKS and (decoder.capped_logits or decoder.logits_by is not None):
             changed = "limited" if decoder.capped_logits else "scaled"
             what = f"the chunked loss with the {changed} logits of {decoder.family} is not modelled"
@@ -296,7 +302,6 @@ class TrainingOptions:
         others = (
             ("attention", "attention other than PyTorch's fused operator", "give sdpa", self.attention != "sdpa"),
             ("float8", "float8", "leave out one of them, or give tensorwise-compiled alone", self.float8),
-            ("four_bit", "storage in four bits", "leave out one of them", self.four_bit),
         )
         for place, what, remedy, given in others:
             if given:
@@ -383,6 +388,13 @@ class TrainingOptions:
         elif problem := without_flash(gpu, self.flash(gpu)):
             yield Problem("", "attention", problem, "give flash_attention_2, or a GPU such as h100")
 
+    @property
+    def _four_bit_package(self) -> str:
+        """The version of bitsandbytes, and what it keeps where it is compiled."""
+        if self.compile is None:
+            return "bitsandbytes 0.43"
+        return "bitsandbytes 0.46, of which a compiled graph keeps the matrices in half precision for backward"
+
     def described(self, family: str) -> str:
         """A sentence for notes, without its full stop."""
         parts = [_ATTENTIONS.get(AttentionForm(self.attention), f"{self.attention} attention")]
@@ -404,9 +416,12 @@ class TrainingOptions:
             parts.append(_MASTERS[MasterForm(self.master_weights)])
         if (lora := self.adapters(family)) is not None:
             targets = ", ".join(lora.targets)
-            parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and without dropout, all else frozen")
+            drops = f"dropout of {lora.dropout:g}" if lora.dropout else "without dropout"
+            parts.append(f"LoRA of rank {lora.rank} on {targets}, in {lora.dtype} and {drops}, all else frozen")
         if self.four_bit is not None:
-            parts.append(f"linear layers but that of the logits in four bits ({self.four_bit}) as bitsandbytes 0.43")
+            parts.append(
+                f"linear layers but that of the logits in four bits ({self.four_bit}) as {self._four_bit_package}"
+            )
         if self.tensor_parallel > 1:
             parts.append(f"the part of one of {self.tensor_parallel} GPUs, tensor and sequence parallel")
         if self.micro_batches > 1:

@@ -4,6 +4,9 @@ Two values share a byte, and each block of 64 has a scale in float32. With doubl
 a scale is a byte, and each block of 256 scales has one in float32. Forward and backward make the weights in half
 precision for one product each, which is what ``MatMul4Bit`` in bitsandbytes/autograd/_functions.py does in versions
 0.43 to 0.48; later ones have a kernel of their own for forward. The tables of 16 and 256 values are left out.
+
+From 0.46 on, the kernels are operators in graphs of ``torch.compile``, where backward has the same ones as forward:
+PyTorch computes them once (``fx_graph_cse`` in torch/_functorch/compile_utils.py) and keeps the matrix.
 """
 
 from __future__ import annotations

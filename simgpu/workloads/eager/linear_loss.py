@@ -2,13 +2,16 @@
 
 `fused_linear_loss` is the output layer and the loss in one function, as Liger-Kernel 0.8.2 fuses them.
 ``ops/fused_linear_cross_entropy.py``: forward computes the logits of a chunk of rows, replaces them by their gradient,
-and adds its products to the gradients of the input and the weight, which are all that autograd saves.
+and adds its products to the gradients of the input and the weight, which are all that autograd saves. Under autocast
+(``amp_custom_fwd``, which converts nothing itself) each product converts its factors: the transposed weight again for
+each chunk, because PyTorch caches casts of weights and not of their views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from simgpu.workloads.eager.autocast import lowered
 from simgpu.workloads.eager.pointwise import cast, elementwise, only
 from simgpu.workloads.eager.products import product
 from simgpu.workloads.eager.session import Session
@@ -80,16 +83,16 @@ def _with_gradients(session: Session, x: Tensor, weight: Tensor, target: Tensor)
     turned = weight.seen((width, weight.shape[0]), (1, width))
     for begin in range(0, rows, size):
         part = _rows(x, begin, min(size, rows - begin))
-        logits = product(session, "mm", part, turned)
+        logits = product(session, "mm", *lowered(session, part, turned))
         _losses_in_place(session, logits, _rows(losses, begin, part.shape[0]), _rows(target, begin, part.shape[0]))
         if not of_weight:
             session.keep(held)
-        of_part = product(session, "mm", logits, weight)
+        of_part = product(session, "mm", *lowered(session, logits, weight))
         session.run_in_place("copy_", _rows(of_x, begin, part.shape[0]), (of_part,))
         session.keep(held)
         for each in of_weight:
             seen = logits.seen((logits.shape[1], logits.shape[0]), (1, logits.shape[1]))
-            change = product(session, "mm", seen, part)
+            change = product(session, "mm", *lowered(session, seen, part))
             wide = cast(session, change, "float32")
             session.run_in_place("add_", each, (wide,))
         held = [logits]

@@ -196,6 +196,10 @@ def test_a_run_uses_the_epoch_of_the_scenario(tmp_path: Path) -> None:
     ("options", "keys"),
     [
         (
+            ["--lora", "4", "--lora-targets", "q_proj,up_proj", "--lora-dtype", "bfloat16", "--lora-dropout", "0.05"],
+            {"lora": 4, "lora_targets": ["q_proj", "up_proj"], "lora_dtype": "bfloat16", "lora_dropout": 0.05},
+        ),
+        (
             ["--lora", "4", "--lora-targets", "q_proj,up_proj", "--lora-dtype", "bfloat16", "--four-bit", "nf4"],
             {"lora": 4, "lora_targets": ["q_proj", "up_proj"], "lora_dtype": "bfloat16", "four_bit": "nf4"},
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -60,11 +61,22 @@ def _bytes_on_cuda(node: Any) -> int:
     return 2 * size if is_statistic else size
 
 
-def partitioned(values: dict[str, Any], batch: int, length: int, *, whole: bool, autocast: bool) -> list[int]:
-    """The bytes of each tensor that the first layer, or the whole model, saves, weights aside."""
+def partitioned(
+    values: dict[str, Any],
+    batch: int,
+    length: int,
+    *,
+    whole: bool,
+    autocast: bool,
+    changed: Callable[[Any], Any] = lambda module: module,
+) -> list[int]:
+    """The bytes of each tensor that the first layer, or the whole model, saves, weights aside.
+
+    changed: returns the model with what is added to it.
+    """
     torch._dynamo.reset()
     partitioner = Partitioner()
-    module = model(values, "float32" if autocast else "bfloat16")
+    module = changed(model(values, "float32" if autocast else "bfloat16"))
     inside = getattr(module.base_model, "model", module.base_model)  # Gemma 3's class is its own base
     layers = inside.h if hasattr(inside, "h") else inside.layers
     if whole:

@@ -15,6 +15,8 @@ from simgpu.workloads.configured.config import decoder_of
 from simgpu.workloads.configured.modelled import decoder_iteration
 from simgpu.workloads.configured.options import TrainingOptions
 from tests.workloads.compiled.partitioned import VOCABULARY, partitioned
+from tests.workloads.configured.four_bit_modules import in_four_bits
+from tests.workloads.configured.transformers_models import adapted
 
 _BATCH, _LENGTH = 2, 32
 _GATED = {
@@ -49,10 +51,10 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 WHOLE = ("llama", "qwen3", "phi3", "gpt_neox", "phi", "olmo2", "granite", "starcoder2", "stablelm")
 
 
-def modelled(values: dict[str, Any], *, whole: bool, autocast: bool) -> list[int]:
+def modelled(values: dict[str, Any], *, whole: bool, autocast: bool, **chosen: Any) -> list[int]:
     """The bytes of each tensor that the first layer, or the whole model, saves, weights and random states aside."""
     form = "model" if whole else "layers"
-    given = {"compile": form, "autocast": "bfloat16" if autocast else None}
+    given = {**chosen, "compile": form, "autocast": "bfloat16" if autocast else None}
     options = TrainingOptions.of(given)
     gpu = load_node("h100").gpu
     trace = decoder_iteration(decoder_of(values), batch=_BATCH, length=_LENGTH, gpu=gpu, options=options).trace
@@ -79,3 +81,33 @@ def test_compiled_model_saves_what_the_partitioner_saves(family: str, autocast: 
     values = {"model_type": family, **CONFIGURATIONS[family]}
     expected = partitioned(values, _BATCH, _LENGTH, whole=True, autocast=autocast)
     assert modelled(values, whole=True, autocast=autocast) == expected
+
+
+_TARGETS = ("q_proj", "v_proj", "down_proj")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "whole", "autocast", "form", "rate"),
+    [
+        ("llama", False, False, None, 0.1),
+        ("llama", True, True, None, 0.1),
+        ("llama", False, False, "nf4-double", 0.0),
+        ("llama", True, False, "nf4-double", 0.1),
+        ("llama", False, True, "nf4", 0.0),
+        ("llama", True, True, "nf4-double", 0.0),
+        ("qwen2", False, False, "nf4", 0.1),
+    ],
+)
+def test_compiled_adapters_save_what_the_partitioner_saves(
+    family: str, whole: bool, autocast: bool, form: str | None, rate: float
+) -> None:
+    """Of four bits, also the matrices in half precision, which forward and backward share in a graph."""
+    values = {"model_type": family, **CONFIGURATIONS[family]}
+    packed = None if form is None else in_four_bits(8, _TARGETS, nested=form == "nf4-double", rate=rate)
+    changed = packed or adapted(8, _TARGETS, rate=rate)
+    expected = partitioned(values, _BATCH, _LENGTH, whole=whole, autocast=autocast, changed=changed)
+    options: dict[str, Any] = {"lora": 8, "lora_targets": _TARGETS, "lora_dropout": rate, "four_bit": form}
+    assert modelled(values, whole=whole, autocast=autocast, **options) == expected
+    if form is not None and not whole:
+        assert 2 * values["hidden_size"] * values["intermediate_size"] in expected

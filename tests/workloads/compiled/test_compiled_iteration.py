@@ -100,6 +100,17 @@ def test_compiled_layers_under_autocast_keep_the_weights_of_products_in_half_pre
     assert 2 * _WIDTH * _INNER in {blocks[each].bytes for each in copies}
 
 
+def test_compiled_layers_keep_matrices_of_four_bits_in_half_precision() -> None:
+    options: dict[str, Any] = {"lora": 4, "lora_targets": ("all-linear",), "four_bit": "nf4-double"}
+    compiled, eager = (built(form, **options).trace for form in ("layers", None))
+    check_trace(compiled)
+    kinds = {row.block for row in compiled.saved if "dequantize_4bit" in row.block and "mlp" in row.block}
+    assert len(kinds) == 3 * 2  # each layer's
+    assert not any("dequantize_4bit" in row.block for row in eager.saved)
+    made = [sum(kernel.op == "dequantize_4bit" for kernel in trace.kernels) for trace in (compiled, eager)]
+    assert made[1] == 2 * made[0] - 3  # nothing in front of the first layer's queries, keys and values is trained
+
+
 @pytest.mark.parametrize("form", slow_except(["layers", "model"], "model"))
 def test_micro_batches_run_the_graphs_again_in_the_same_memory(form: str) -> None:
     once, twice = built(form), built(form, micro_batches=2)
@@ -125,7 +136,6 @@ def test_updates_in_backward_come_after_each_compiled_graph() -> None:
         ({}, {"compile": "layer"}, "compile: unknown value 'layer'; did you mean 'layers'"),
         ({}, {"attention": "eager"}, "attention: attention other than PyTorch's fused operator"),
         ({}, {"float8": "tensorwise"}, "float8: float8 in graphs of torch.compile is not modelled"),
-        ({}, {"lora": 4, "four_bit": "nf4"}, "four_bit: storage in four bits in graphs"),
         ({}, {"compile": "model", "loss": "chunked-compiled"}, "loss: the compiled model computes its loss itself"),
         ({"model_type": "mixtral", "num_local_experts": 4}, {}, "compile: experts, whose numbers of tokens"),
     ],

@@ -220,31 +220,36 @@ def recorded(
 
 
 class Adapted(torch.nn.Module):
-    """LoRA's adapters around a frozen linear layer, in the structure of peft's ``lora.Linear`` without dropout."""
+    """LoRA's adapters around a frozen linear layer, in the structure of peft's ``lora.Linear``."""
 
-    def __init__(self, frozen: Any, rank: int, dtype: Any) -> None:
+    def __init__(self, frozen: Any, rank: int, dtype: Any, rate: float = 0.0) -> None:
         super().__init__()
         self.base_layer = frozen
         first = torch.nn.Linear(frozen.in_features, rank, bias=False, dtype=dtype)
         second = torch.nn.Linear(rank, frozen.out_features, bias=False, dtype=dtype)
         self.lora_A, self.lora_B = torch.nn.ModuleDict({"default": first}), torch.nn.ModuleDict({"default": second})
+        dropout = torch.nn.Dropout(rate) if rate else torch.nn.Identity()
+        self.lora_dropout = torch.nn.ModuleDict({"default": dropout})
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)
-        first, second = self.lora_A["default"], self.lora_B["default"]
-        changed = result + second(first(x.to(first.weight.dtype))) * 2.0
+        first, second, dropout = self.lora_A["default"], self.lora_B["default"], self.lora_dropout["default"]
+        changed = result + second(first(dropout(x.to(first.weight.dtype)))) * 2.0
         return changed.to(result.dtype)
 
 
-def adapted(rank: int, targets: tuple[str, ...], dtype: str = "float32") -> Callable[[Any], Any]:
-    """Returns a function that freezes a model and adds adapters of this format to its linear layers of these names."""
+def adapted(rank: int, targets: tuple[str, ...], dtype: str = "float32", rate: float = 0.0) -> Callable[[Any], Any]:
+    """Returns a function that freezes a model and adds adapters of this format to its linear layers of these names.
+
+    rate: of their dropout.
+    """
 
     def changed(module: Any) -> Any:
         module.requires_grad_(False)
         for name, part in list(module.named_modules()):
             parent, _, last = name.rpartition(".")
             if isinstance(part, torch.nn.Linear) and any(f".{name}".endswith(f".{each}") for each in targets):
-                setattr(module.get_submodule(parent), last, Adapted(part, rank, getattr(torch, dtype)))
+                setattr(module.get_submodule(parent), last, Adapted(part, rank, getattr(torch, dtype), rate))
         return module
 
     return changed

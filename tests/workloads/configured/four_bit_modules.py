@@ -1,8 +1,8 @@
 """A linear layer of four bits on fake tensors, written after bitsandbytes 0.43 (nn/modules.py, autograd/_functions.py),
 and adapters next to it, written after peft 0.17 (tuners/lora/bnb.py).
 
-Its two kernels that unpack are replaced by operators of the same operands that have no values: what is compared are
-allocations, saved tensors, products and their order.
+Its two kernels that unpack are replaced by operators of the same operands whose values are zeros: what is compared are
+allocations, saved tensors, products and their order. From 0.46 on they are operators (``bitsandbytes/_ops.py``), too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.workloads.configured.transformers_models import Adapted
 @torch.library.custom_op("simgpu_tests::dequantize_4bit", mutates_args=())
 def dequantize_4bit(packed: torch.Tensor, scales: torch.Tensor, features: int, width: int) -> torch.Tensor:
     """Stands for the kernel that makes a matrix of its packed values."""
-    raise NotImplementedError("runs on fake tensors only")
+    return packed.new_zeros((features, width), dtype=torch.bfloat16)
 
 
 @torch.library.custom_op("simgpu_tests::dequantize_blockwise", mutates_args=())
 def dequantize_blockwise(scales: torch.Tensor, outer: torch.Tensor) -> torch.Tensor:
     """Stands for the kernel that makes scales of their 8 bits."""
-    raise NotImplementedError("runs on fake tensors only")
+    return scales.new_zeros(scales.shape, dtype=torch.float32)
 
 
 @dequantize_4bit.register_fake
@@ -60,7 +60,7 @@ class FourBitLinear(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         """With ``bnb_4bit_compute_dtype=torch.bfloat16``, in which the first call leaves the bias."""
-        if self.bias is not None:
+        if self.bias is not None and self.bias.dtype is not torch.bfloat16:
             self.bias.data = self.bias.data.to(torch.bfloat16)
         return _FourBitProduct.apply(x.to(torch.bfloat16), self).to(x.dtype)
 
@@ -81,14 +81,17 @@ class _AdaptedFourBits(Adapted):
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x).clone()
-        first, second = self.lora_A["default"], self.lora_B["default"]
-        if torch.is_autocast_enabled("cuda"):
-            return result + second(first(x)) * 2.0
-        return result + (second(first(x.to(first.weight.dtype))) * 2.0).to(result.dtype)
+        first, second, dropout = self.lora_A["default"], self.lora_B["default"], self.lora_dropout["default"]
+        if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+            return result + second(first(dropout(x))) * 2.0
+        return result + (second(first(dropout(x.to(first.weight.dtype)))) * 2.0).to(result.dtype)
 
 
-def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callable[[Any], Any]:
-    """Returns a function that packs all linear layers but that of the logits, and adds adapters to the targets."""
+def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool, rate: float = 0.0) -> Callable[[Any], Any]:
+    """Returns a function that packs all linear layers but that of the logits, and adds adapters to the targets.
+
+    rate: of the adapters' dropout.
+    """
 
     def changed(module: Any) -> Any:
         module.requires_grad_(False)
@@ -96,7 +99,7 @@ def in_four_bits(rank: int, targets: tuple[str, ...], *, nested: bool) -> Callab
             if isinstance(part, torch.nn.Linear) and name != "lm_head":
                 parent, _, last = name.rpartition(".")
                 packed = FourBitLinear(part, nested)
-                adapted = _AdaptedFourBits(packed, rank, torch.float32) if last in targets else packed
+                adapted = _AdaptedFourBits(packed, rank, torch.float32, rate) if last in targets else packed
                 setattr(module.get_submodule(parent), last, adapted)
         return module
 

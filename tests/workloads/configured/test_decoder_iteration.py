@@ -139,6 +139,8 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"lora": 8, "lora_targets": ("q_pro",)}, "no linear layer 'q_pro'; did you mean 'q_proj'"),
         ({"lora_dtype": "bfloat16"}, "lora_dtype: is the number format of LoRA's adapters, and LoRA is off"),
         ({"lora": 8, "lora_dtype": "float16"}, "adapters of float16 next to weights of bfloat16 are not modelled"),
+        ({"lora_dropout": 0.1}, "lora_dropout: drops values of the input of LoRA's adapters, and LoRA is off"),
+        ({"lora": 8, "lora_dropout": 1.0}, "lora_dropout: 1.0 is no rate; give at least 0, below 1"),
         ({"tf32": True, "dtype": "float32", "gpu": load_node("v100").gpu}, "tf32: .* has no matrix units for TF32"),
         ({"optimizer_in_backward": True, "micro_batches": 2}, "needs the whole gradient, .*; leave out micro_batches"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),

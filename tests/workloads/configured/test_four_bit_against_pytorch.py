@@ -14,11 +14,11 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "dtype", "autocast"),
+    ("name", "form", "dtype", "autocast", "rate"),
     [
-        ("llama", "nf4-double", "bfloat16", None),
+        ("llama", "nf4-double", "bfloat16", None, 0.1),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, 0.0, marks=pytest.mark.slow)
             for case in (
                 ("llama", "nf4-double", "float32", "bfloat16"),
                 ("llama", "nf4", "bfloat16", None),
@@ -29,16 +29,18 @@ from tests.workloads.configured.four_bit_modules import in_four_bits  # isort: s
                 ("qwen2", "nf4", "float32", "bfloat16"),
             )
         ),
+        pytest.param("llama", "nf4", "float32", "bfloat16", 0.1, marks=pytest.mark.slow),
     ],
 )
 def test_layers_of_four_bits_run_and_save_what_pytorch_does(
-    name: str, form: str, dtype: str, autocast: str | None
+    name: str, form: str, dtype: str, autocast: str | None, rate: float
 ) -> None:
     """float32 weights next to them are what peft's ``prepare_model_for_kbit_training`` leaves."""
     targets = ("q_proj", "v_proj", "down_proj") if name != "deepseek_v3" else ("q_b_proj", "o_proj", "down_proj")
     options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "four_bit": form, "dtype": dtype}
+    options["lora_dropout"] = rate
     mine = built(SMALL[name], autocast=autocast, **options).trace
-    packed = in_four_bits(8, targets, nested=form == "nf4-double")
+    packed = in_four_bits(8, targets, nested=form == "nf4-double", rate=rate)
 
     def changed(module: Any) -> Any:
         return packed(module) if autocast is None else autocasting(autocast)(packed(module))

@@ -27,6 +27,11 @@ _SLOW: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "gemma3", {}),
     ("fused", "olmo2", {}),
     ("fused", "llama-biased", {"dtype": "float32"}),
+    ("fused", "llama", {"autocast": "bfloat16", "dtype": "float32", "micro_batches": 2}),
+    ("fused", "llama-biased", {"autocast": "float16", "dtype": "float32"}),
+    ("fused", "llama", {"autocast": "bfloat16", "dtype": "float32", "lora": 8}),
+    ("fused", "gemma3", {"autocast": "bfloat16", "dtype": "float32"}),
+    ("fused", "llama", {"autocast": "bfloat16"}),
 ]
 
 
@@ -35,6 +40,7 @@ _SLOW: list[tuple[str, str, dict[str, Any]]] = [
     [
         ("chunked", "llama", {}),
         ("fused", "llama", {}),
+        ("fused", "llama", {"autocast": "bfloat16", "dtype": "float32"}),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
     ],
 )

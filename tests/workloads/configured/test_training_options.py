@@ -86,6 +86,31 @@ def test_adapters_in_the_format_of_the_weights_run_and_save_what_pytorch_does() 
     assert_saved_alike(mine, theirs)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "autocast"),
+    [
+        ("llama", "bfloat16", None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("llama", "float32", "bfloat16"), ("llama", "float32", None), ("gpt_neox", "bfloat16", None))
+        ),
+    ],
+)
+def test_dropout_of_adapters_runs_and_saves_what_pytorch_does(name: str, dtype: str, autocast: str | None) -> None:
+    targets = ("q_proj", "v_proj", "down_proj") if name == "llama" else ("query_key_value",)
+    adapt = adapted(8, targets, rate=0.1)
+
+    def changed(module: Any) -> Any:
+        return adapt(module) if autocast is None else autocasting(autocast)(adapt(module))
+
+    options: dict[str, Any] = {"lora": 8, "lora_targets": targets, "lora_dropout": 0.1}
+    mine = built(SMALL[name], dtype=dtype, autocast=autocast, **options).trace
+    theirs = recorded(SMALL[name], BATCH, LENGTH, dtype, changed=changed)
+    assert_equal(mine, theirs)
+    if name == "llama":
+        assert_saved_alike(mine, theirs)
+
+
 @pytest.mark.slow
 def test_scaled_gradients_run_what_pytorch_does() -> None:
     options: dict[str, Any] = {"micro_batches": 2, "grad_scaler": True}
