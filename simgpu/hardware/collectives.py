@@ -113,7 +113,7 @@ _LL_IN_NODE = {
     **dict.fromkeys(_OLD, 39 * 10**9),
     **dict.fromkeys(("ampere", "ada"), 87_700_000_000),
     "hopper": 141 * 10**9,
-    "blackwell": 282 * 10**9,
+    **dict.fromkeys(("blackwell", "blackwell-rtx"), 282 * 10**9),
 }
 _LL_ACROSS = (39 * 10**9, 20_400_000_000)
 _LL_ACROSS_AMD = (22_500_000_000, 19 * 10**9)

@@ -103,8 +103,8 @@ class GpuSection(FileModel):
             raise ValueError("power needs fp32_rate: power.arithmetic is the power at that rate")
         if self.architecture == "blackwell" and "RTX" in self.name:
             raise ValueError(
-                f"kernel times cannot be modelled for a {self.name}: architecture blackwell is compute capability 10, "
-                "of B200 and GB200; leave it out, and the node can run recorded traces"
+                f"architecture blackwell is compute capability 10, of B200 and GB200; for a {self.name} it is "
+                "blackwell-rtx"
             )
         return self
 

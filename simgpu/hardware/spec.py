@@ -10,7 +10,17 @@ from simgpu.hardware.dma_engine import CdmaSpec
 
 #: GPU architectures whose kernel times can be modelled: `simgpu.workloads.timemodel` has parameters for each.
 ArchitectureName = Literal[
-    "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "cdna3"
+    "kepler",
+    "maxwell",
+    "pascal",
+    "volta",
+    "turing",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "blackwell-rtx",
+    "cdna3",
 ]
 
 

@@ -131,6 +131,9 @@ BOARDS = {
     "GeForce RTX 4090": Board(
         24, 128, ordinary("82.6", 128, 128, 2520), matrix("165.2", 512, 64, 2520), memory_bus("1008", 384, 21.0)
     ),
+    "GeForce RTX 5090": Board(
+        32, 170, ordinary("104.8", 170, 128, 2407), matrix("209.5", 680, 64, 2407), memory_bus("1792", 512, 28.0)
+    ),
     "L4": Board(24, 58, ordinary("30.3", 58, 128, 2040), matrix("121", 232, 128, 2040), memory_bus("300", 192, 12.5)),
     # 362.05 implies about 2490 MHz, below the boost clock of 2520.
     "L40S": Board(

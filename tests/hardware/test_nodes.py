@@ -60,17 +60,17 @@ def test_an_architecture_without_parameters_is_refused_on_loading(tmp_path: Path
     path = node_file(tmp_path, GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: voltta\n"))
     assert problems_of(path) == [
         "node.yaml: line 6, gpu.architecture: kernel times cannot be modelled for 'voltta': did you mean 'volta'? "
-        "known: ada, ampere, blackwell, cdna3, hopper, kepler, maxwell, pascal, turing, volta; leave it out for other "
-        "architectures, which can run recorded traces"
+        "known: ada, ampere, blackwell, blackwell-rtx, cdna3, hopper, kepler, maxwell, pascal, turing, volta; leave it "
+        "out for other architectures, which can run recorded traces"
     ]
 
 
-def test_an_rtx_50_board_is_no_blackwell_of_the_time_model(tmp_path: Path) -> None:
+def test_an_rtx_50_board_has_an_architecture_of_its_own(tmp_path: Path) -> None:
     text = GOOD.replace("  memory: 8 GiB\n", "  memory: 8 GiB\n  architecture: blackwell\n")
     assert load_node(node_file(tmp_path, text)).gpu.architecture == "blackwell"
     name = load_node(node_file(tmp_path, GOOD)).gpu.name
     [problem] = problems_of(node_file(tmp_path, text.replace(name, "GeForce RTX 5090")))
-    assert "kernel times cannot be modelled for a GeForce RTX 5090: architecture blackwell is compute" in problem
+    assert "for a GeForce RTX 5090 it is blackwell-rtx" in problem
 
 
 @pytest.mark.parametrize(

@@ -187,12 +187,9 @@ def test_a_link_that_both_directions_share_is_half_duplex(tmp_path: Path, engine
 
 
 def test_an_architecture_without_parameters_is_omitted_with_a_comment(tmp_path: Path) -> None:
-    path = recorded(tmp_path, replace(FACTS, capability=(12, 0)))
+    path = recorded(tmp_path, replace(FACTS, capability=(11, 0)))
     assert load_node(path).gpu.architecture is None
-    assert (
-        "# gpu.architecture is left out: kernel times cannot be modelled for embedded or consumer blackwell."
-        in path.read_text()
-    )
+    assert "# gpu.architecture is left out: kernel times cannot be modelled for embedded blackwell." in path.read_text()
     assert "To model durations" not in path.read_text()
 
 
@@ -237,7 +234,8 @@ def test_a_link_too_fast_to_measure_is_no_error() -> None:
         ((8, 9), "ada"),
         ((9, 0), "hopper"),
         ((10, 3), "blackwell"),
-        ((12, 0), "embedded or consumer blackwell"),
+        ((11, 0), "embedded blackwell"),
+        ((12, 0), "blackwell-rtx"),
     ],
 )
 def test_the_architecture_follows_from_the_compute_capability(capability: tuple[int, int], name: str) -> None:

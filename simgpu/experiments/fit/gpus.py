@@ -47,7 +47,7 @@ def _with_host(node: NodeSpec, own: NodeSpec) -> NodeSpec:
 
 def _larger(need: int) -> Iterator[NodeSpec]:
     """One shipped node of each GPU with at least this much memory, the smallest first."""
-    nodes = sorted(map(load_node, node_names()), key=lambda node: (node.budget, len(node.name), node.name))
+    nodes = sorted(map(load_node, node_names()), key=lambda node: (node.budget, node.gpus, len(node.name), node.name))
     named: set[str] = set()
     for node in nodes:
         if node.budget >= need and node.gpu.architecture and node.gpu.name not in named:

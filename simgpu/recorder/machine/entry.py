@@ -31,7 +31,8 @@ DEFAULT_REPETITIONS = 20
 
 #: CUDA compute capabilities, newest first, and the architecture that starts at each.
 _ARCHITECTURES = (
-    ((11, 0), "embedded or consumer blackwell"),
+    ((12, 0), "blackwell-rtx"),
+    ((11, 0), "embedded blackwell"),
     ((10, 0), "blackwell"),
     ((9, 0), "hopper"),
     ((8, 9), "ada"),

@@ -27,7 +27,7 @@ from simgpu.recorder.modelled.temporaries import has_temporaries, temporaries
 from simgpu.workloads.timemodel.prices import Prices, algorithm_costs
 
 #: Architectures whose tensor cores compute float32 convolutions as TF32, PyTorch's default.
-TF32 = frozenset(("ampere", "ada", "hopper", "blackwell"))
+TF32 = frozenset(("ampere", "ada", "hopper", "blackwell", "blackwell-rtx"))
 #: Those with tensor cores for half-precision numbers.
 _HALF = TF32 | {"volta", "turing", "cdna3"}
 #: Bytes to which cuDNN's tensor-core kernels need the channels of a value aligned.

@@ -20,7 +20,7 @@ from simgpu.workloads.timemodel.attention import takes_cudnn
 from simgpu.workloads.timemodel.operation import AttentionShape, Direction, Operation, OperationKind
 
 #: Architectures that flash attention supports, with half-precision numbers only.
-WITH_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "cdna3"))
+WITH_FLASH = frozenset(("ampere", "ada", "hopper", "blackwell", "blackwell-rtx", "cdna3"))
 _HALF = ("float16", "bfloat16")
 #: The widest heads that flash attention supports, and the number that their width is a multiple of without padding.
 _WIDEST, _FLASH_WIDTH = 256, 8

@@ -33,7 +33,7 @@ _Grads = Sequence[Tensor | None]
 
 #: Bytes that the library of products works in, from Hopper on and before it (``get_cublas_workspace_size_bytes``).
 _WORKSPACE, _SMALL_WORKSPACE = 32 * 2**20 + 1024, 4 * 2**20
-_SINCE_HOPPER = ("hopper", "blackwell")
+_SINCE_HOPPER = ("hopper", "blackwell", "blackwell-rtx")
 #: Streams among which grouped products are divided, each of which has such memory, too (``get_num_compute_streams``).
 _STREAMS = 4
 #: The same of PyTorch's products, on Hopper and on others (``parseChosenWorkspaceSize`` of PyTorch 2.11,

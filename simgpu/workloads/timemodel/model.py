@@ -298,7 +298,7 @@ def time_model(
 
     table = parameters or load_parameters()
     needed = ("architecture", "multiprocessors", "fp32_rate", "dram_bandwidth")
-    known = f", one of {', '.join(table.architectures)}; times of others, such as RTX 50 boards, cannot be modelled"
+    known = f", one of {', '.join(table.architectures)}; times of others cannot be modelled"
     add = "the time model needs it: add it to the node's file"
     problems = [
         Problem(gpu.name, f"gpu.{name}", "is not stated", f"{add}{known if name == 'architecture' else ''}")

@@ -26,7 +26,7 @@ TERA = 10**12
 #: Board, width of a head, heads x tokens of the benchmark, rates by tokens (forward, backward), variant.
 Rates = tuple[str, int, int, Mapping[int, tuple[float | None, float | None]], str]
 _NODES = ("a100", "a100-80gb", "h100", "h100-pcie", "h200", "gh200", "gb200", "gb300", "mi300x", "v100")
-_BOARDS = ("rtx3060", "rtx3090", "rtx4060", "rtx4090", "a10g", "l4")
+_BOARDS = ("rtx3060", "rtx3090", "rtx4060", "rtx4090", "rtx5090", "a10g", "l4")
 GPUS: dict[str, GpuSpec] = {name: load_node(name).gpu for name in (*_NODES, *_BOARDS)}
 # Boards without a node, by their data sheets, and by the clock that CUDA reports for a B200.
 GPUS["b200"] = replace(GPUS["gb200"], multiprocessors=148, fp32_rate=74_400 * 10**9, tensor_rate=2250 * TERA)
@@ -39,13 +39,14 @@ GPUS["a5000"] = replace(
     dram_bandwidth=768 * 10**9,
 )
 
-#: Products of square matrices in bfloat16 (zzc0721/torch-performance-test-data, issues 108, 79, 95, 78, 66, 131, 126
-#: and 120) and in float16 on an RTX 4090 and an A800 PCIe (mli/transformers-benchmarks, issue 4).
+#: Products of square matrices in bfloat16 (zzc0721/torch-performance-test-data, issues 108, 79, 95, 78, 124, 66, 131,
+#: 126 and 120) and in float16 on an RTX 4090 and an A800 PCIe (mli/transformers-benchmarks, issue 4).
 SQUARES = [
     ("a100", {1024: 94.89, 2048: 138.46, 4096: 234.14, 10240: 211.72}),
     ("h100", {1024: 176.62, 2048: 676.59, 4096: 788.72, 10240: 719.72}),
     ("h100-pcie", {1024: 217.70, 2048: 449.09, 4096: 495.93, 10240: 471.79}),
     ("rtx4090", {1024: 126.84, 2048: 164.81, 4096: 151.50, 10240: 158.54}),
+    ("rtx5090", {1024: 93.44, 2048: 171.53, 4096: 182.19, 10240: 236.99}),
     ("rtx4060", {1024: 27.85, 2048: 30.10, 4096: 31.21, 8192: 30.67, 10240: 29.81}),
     ("rtx3060", {1024: 19.04, 2048: 23.69, 4096: 24.29, 10240: 25.47}),
     ("a10g", {1024: 47.92, 2048: 60.57, 4096: 62.48, 10240: 69.47}),
@@ -197,7 +198,7 @@ def _misses(errors: Mapping[str, float]) -> dict[str, int]:
 
 def test_half_precision_products_reach_published_rates() -> None:
     errors = dict(_gemm_errors())
-    assert len(errors) == 42
+    assert len(errors) == 46
     assert median(map(abs, errors.values())) < 0.07
     assert _misses(errors) == {
         "a100 2048 (138.46)": 22,
@@ -207,6 +208,7 @@ def test_half_precision_products_reach_published_rates() -> None:
         "h100-pcie 2048 (449.09)": -21,
         "rtx4090 1024 (126.84)": -45,
         "rtx4090 2048 (164.81)": -26,
+        "rtx5090 4096 (182.19)": 21,
         "rtx4060 1024 (27.85)": -15,
         "a10g 1024 (47.92)": -21,
         "l4 1024 (54.42)": -39,
