@@ -14,7 +14,8 @@ s parts of the sums and M multiprocessors, each has t = ceil(m / x) ceil(n / y) 
   split no further once every multiprocessor has a tile.
 
 The product takes at least the time of its traffic to and from device memory. Tiles are those of cublasLtMatmulTile_t
-(NVIDIA, cuBLAS documentation) up to 256 x 128; the library can use more. Of the operands' layouts, only unaligned rows count: they lower the rate.
+(NVIDIA, cuBLAS documentation) up to 256 x 128; the library can use more. Layouts of the operands are not modelled, but
+unaligned rows lower the rate that is given here.
 """
 
 from __future__ import annotations
