@@ -13,7 +13,7 @@ kernel slows copies down; elsewhere the policy decides with this clock, and the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from simgpu.errors import ProgramError
@@ -43,7 +43,8 @@ class _Rerun(NamedTuple):
 class Conductor:
     """One iteration. frees: whether blocks are freed when the framework frees them, or when memory is short.
 
-    sees_future: whether the policy may ask for next uses. offloads: whether it uses other memories.
+    sees_future: whether the policy may ask for next uses. offloads: whether it uses other memories. resident: blocks
+    that may neither be moved nor dropped.
     """
 
     @no_collection()
@@ -57,11 +58,12 @@ class Conductor:
         frees: bool = True,
         sees_future: bool = False,
         offloads: bool = True,
+        resident: Collection[int] = (),
     ) -> None:
         self.graph, self.decider, self._frees, self._offloads = graph, decider, frees, offloads
         self.recomputation = Recomputation.of(graph)
         self._iteration = Iteration.of(graph)
-        self.view = View.of(graph, node, budget, sees_future=sees_future)
+        self.view = View.of(graph, node, budget, sees_future=sees_future, resident=resident)
         self._reserve_staging()
         self.memory = OnlineMemory(self.view, decider.came, decider.left, self._ask_for)
         #: Each decision, and the kernel before which it was made.
@@ -115,13 +117,20 @@ class Conductor:
         if reinitialized:
             memory.compute.acquire(reinitialized)
             memory.compute.initialize(reinitialized)
-        memory.arrive(there)
+        self._arrive(there)
+
+    def _arrive(self, blocks: Sequence[int]) -> None:
+        """The values of blocks are in device memory, of which some may not leave it."""
+        self.memory.arrive(blocks)
+        for b in self.view.resident.intersection(blocks):
+            self.memory.lock(b)
 
     def _find_homes(self, lasting: list[int]) -> None:
         """Other memories for what is persistent and used last, until the rest fits into device memory."""
         view, uses = self.view, self.graph.uses
         for b in sorted(lasting, key=lambda b: -(uses[b][0] if uses[b] else len(self.graph.kernels))):
-            home = view.place_for(b) if self._offloads and view.sizes[b] else None
+            may_leave = self._offloads and view.sizes[b] and b not in view.resident
+            home = view.place_for(b) if may_leave else None
             if view.free < 0 and home is not None:
                 view.homes[b] = home
                 view.away[home].add(b)
@@ -176,7 +185,7 @@ class Conductor:
             memory.forget_copies(writes)
             memory.compute.launch(k)
             memory.advance(duration)
-            memory.arrive(births)
+            self._arrive(births)
             now_ns = view.now_ns
             for b in writes:
                 last_use_ns[b] = now_ns

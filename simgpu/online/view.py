@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -51,7 +52,7 @@ class View:
     that are free there, None without a limit. flights: copies under way.
     staging: bytes of host memory for copies that pass it on their way to or from another memory, None without a limit.
     homes: the memories of persistent blocks that are not in device memory when an iteration begins; they keep it there.
-    sees_future: whether next uses may be asked for.
+    sees_future: whether next uses may be asked for. resident: blocks that are never free to leave.
     """
 
     graph: TaskGraph
@@ -68,9 +69,12 @@ class View:
     staging: int | None = None
     homes: dict[int, str] = field(default_factory=dict)
     sees_future: bool = False
+    resident: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, graph: TaskGraph, node: NodeSpec, budget: int, *, sees_future: bool) -> View:
+    def of(
+        cls, graph: TaskGraph, node: NodeSpec, budget: int, *, sees_future: bool, resident: Collection[int] = ()
+    ) -> View:
         """Before the iteration begins: nothing is anywhere."""
         others = [memory for memory in node.memories if memory.name != DEVICE]
         return cls(
@@ -82,6 +86,7 @@ class View:
             away={memory.name: set() for memory in others},
             room={memory.name: memory.capacity for memory in others},
             sees_future=sees_future,
+            resident=frozenset(resident),
         )
 
     def __post_init__(self) -> None:
@@ -99,8 +104,10 @@ class View:
 
     @cached_property
     def can_drop(self) -> Bools:
-        """Which blocks can be recomputed whenever a kernel needs them."""
-        return Recomputation.of(self.graph).can_drop
+        """Which blocks can be recomputed whenever a kernel needs them, and may leave."""
+        can_drop = Recomputation.of(self.graph).can_drop.copy()
+        can_drop[[*self.resident]] = False
+        return can_drop
 
     def candidates(self) -> Ints:
         """The blocks that may leave device memory now, in the order in which they became free to."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -42,6 +42,11 @@ def no_progress(what: object) -> None:
     """Ignore a progress message."""
 
 
+def none_resident(graph: TaskGraph) -> Collection[int]:
+    """No blocks."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class PlanContext:
     """The inputs of a plan.
@@ -56,6 +61,8 @@ class PlanContext:
     chosen: receives the decision for each feature map, from policies that decide per feature map; the last call counts.
     exactness_limit: what the evaluator does not model in this run, as a clause; None where its times are exact.
     parallel_trial: with data parallelism, runs a program on all GPUs.
+    resident: the blocks of a graph, perhaps transformed, that the policy may neither move nor drop.
+    lower_bounds: whether lower bounds on the time of the graph's iteration hold for the run.
     """
 
     graph: TaskGraph
@@ -69,6 +76,8 @@ class PlanContext:
     chosen: Callable[[Chosen], None] = no_progress
     exactness_limit: str | None = None
     parallel_trial: Callable[[Program], Trial] | None = None
+    resident: Callable[[TaskGraph], Collection[int]] = none_resident
+    lower_bounds: bool = True
 
 
 @dataclass(frozen=True)

@@ -94,16 +94,15 @@ class OptimizerOnHost(Outer):
         def trial(program: Program) -> Trial:
             return context.trial(on_host(program))
 
-        # What is decided about blocks does not hold for a program whose optimizer is elsewhere.
-        within = replace(context, budget=context.budget + state, trial=trial, chosen=no_progress)
+        # What is decided about blocks, and lower bounds, do not hold for a program whose optimizer is elsewhere.
+        within = replace(context, budget=context.budget + state, trial=trial, chosen=no_progress, lower_bounds=False)
         program = planned(self.inner, within)
         hosted = on_host(program)
         last = transformed(graph, hosted.transforms)
         took = sum(last.durations[k] for k, kernel in enumerate(last.kernels) if kernel.id.startswith("update:"))
         of_state = format_bytes(sum(graph.sizes[b] for u in self._hosted(graph) for b in u.state))
         note = f"the host updates {count} weights, {format_time(took)} in all, and holds {of_state} of optimizer state"
-        bounded = ("lower bounds are for the optimizer on the GPU",) if _has_bounds(program) else ()
-        return replace(hosted, notes=(*hosted.notes, *bounded, note))
+        return replace(hosted, notes=(*hosted.notes, note))
 
     def _check(self, graph: TaskGraph) -> None:
         check_shares(fraction=self.fraction, update_share=self.update_share)
@@ -121,8 +120,3 @@ class OptimizerOnHost(Outer):
             hosted.append(update)
             reached += graph.sizes[update.weight]
         return hosted
-
-
-def _has_bounds(program: Program) -> bool:
-    """Whether a note of the policy inside is about a lower bound."""
-    return any("lower bound" in note or "best possible" in note for note in program.notes)

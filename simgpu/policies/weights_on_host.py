@@ -88,7 +88,7 @@ class WeightsOnHost(Outer):
         def trial(program: Program) -> Trial:
             return context.trial(on_host(program))
 
-        program = planned(self.inner, replace(context, trial=trial, chosen=no_progress))
+        program = planned(self.inner, replace(context, trial=trial, chosen=no_progress, lower_bounds=False))
         hosted = on_host(program)
         size = format_bytes(sum(graph.sizes[b] for b in _weights(graph)))
         note = f"{size} of weights are on the host, in {len(set(group_of.values()))} groups and the root"

@@ -54,7 +54,7 @@ def in_buckets(
     moves weights, gradients or optimizer state itself, that has addresses or acquires no memory, and for micro-batches
     that a policy has divided the batch into.
     """
-    require_one_segment(program, "of which only the last one exchanges gradients")
+    require_one_segment(program, "of which only the last one would exchange gradients")
     last = transformed(graph, program.transforms)
     parts = Shards.of(last, costs.group.ranks, rows=False)
     lasting = {b for update in parts.updates for b in (update.weight, *update.state)}

@@ -6,7 +6,7 @@ What several GPUs exchange is decided elsewhere (`simgpu.program.fully_sharded`,
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
     COLLECTIVES,
     COMPUTE,
+    DEVICE,
     Acquire,
     Copy,
     Initialize,
@@ -51,31 +52,33 @@ Code = list[Instruction | Added]
 
 
 def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[int], lasting: Iterable[int]) -> None:
-    """Raises `InputError` for a program that moves blocks which GPUs share, that has addresses, or acquires no memory.
+    """Raises `InputError` for a program that moves or drops blocks which GPUs share, has addresses, or acquires no
+    memory.
 
     graph: with the program's transforms. owned: what GPUs share; lasting: what of it is resident when an iteration
     begins.
     """
-    problem = ""
     if program.pool == "addressed":
-        problem = "its blocks have addresses"
-    elif program.residency is not None:
-        problem = "its blocks are not its own to move"
-    else:
-        copied = (
-            i.block
-            for segment in program.segments
-            for stream, code in segment.streams.items()
-            for i in code
-            if isinstance(i, Copy) and (i.into is None or stream != COMPUTE)
-        )
-        here = {*program.resident}
-        moved = {*copied}.intersection(owned) | here.symmetric_difference(lasting).intersection(owned)
-        if moved:
-            problem = f"its program moves '{graph.blocks[min(moved)].id}' itself, of which each GPU has a part"
-    if problem:
+        what = "the policy inside gives blocks addresses, which do not hold with what GPUs exchange"
+        raise InputError.single("", "parameters.inside", what, "choose a policy without addresses, such as vdnn")
+    if program.residency is not None:
+        what = "the policy inside has blocks paged or in host memory, and GPUs exchange what is in device memory"
+        raise InputError.single("", "parameters.inside", what, "choose a policy that copies blocks, such as vdnn")
+    code = [
+        (stream, i)
+        for segment in program.segments
+        for stream, instructions in segment.streams.items()
+        for i in instructions
+    ]
+    copied = {i.block for stream, i in code if isinstance(i, Copy) and (i.into is None or stream != COMPUTE)}
+    moved = copied.intersection(owned) | {*program.resident}.symmetric_difference(lasting).intersection(owned)
+    acquired = Counter(b for _, i in code if isinstance(i, Acquire) and i.memory == DEVICE for b in i.blocks)
+    dropped = {b for b, times in acquired.items() if times > 1}.intersection(owned)
+    if moved or dropped:
+        does, b = ("moves", min(moved)) if moved else ("drops", min(dropped))
+        what = f"the policy inside {does} '{graph.blocks[b].id}' itself, of which each GPU has a part"
         remedy = "choose a policy that leaves weights, gradients and optimizer state on the GPU, such as checkpoint"
-        raise InputError.single("", "parameters.inside", problem, remedy)
+        raise InputError.single("", "parameters.inside", what, remedy)
 
 
 @dataclass

@@ -54,11 +54,11 @@ def fully_sharded(
     `Shards.of` does, for a program that moves what is sharded, that has addresses or acquires no memory, and for
     micro-batches that a policy has divided the batch into.
     """
+    require_one_segment(program, "each of which would reduce its gradients")
     last = transformed(graph, program.transforms)
     shards = Shards.of(last, costs.group.ranks, single=single)
     lasting = (*shards.weights, *(b for update in shards.updates for b in update.state))
     check_leaves_shared(program, last, {*lasting, *(update.gradient for update in shards.updates)}, lasting)
-    require_one_segment(program, "each of which reduces its gradients")
     passes = [range(each.first, min(each.stop, shards.end)) for each in passes_of(last)]
     groups = [WeightGroups.of(program, last, group_of, shards.weights, each) for each in passes]
     return _Writer(program, last, shards, groups, costs).program_with_shards(passes, reshard_after_forward)
@@ -221,7 +221,7 @@ class _PassWriter:
             if not isinstance(i, Launch) or i.kernel not in self.kernels:
                 continue
             if not weights.keys().isdisjoint(graph.reads[i.kernel]):
-                yield at, graph.is_forward[i.kernel] and not i.recompute
+                yield at, graph.is_forward[i.kernel] and (not i.recompute or at < self.groups.forward_end)
 
     def _reduce(self, position: int, name: str, before: str | None) -> None:
         """The reduce-scatter of a group's gradients. before: the group of the last one."""

@@ -75,9 +75,14 @@ class Shards:
         if lacking := without_gradient(graph):
             name = graph.blocks[lacking[0]].id
             what = f"the optimizer changes weight '{name}', whose gradient is unknown, so GPUs cannot exchange it"
-            raise InputError.single(
-                graph.trace.name, "blocks.kind", what, "name the gradient as the weight, with .grad"
-            )
+            remedy = "name the gradient as the weight, with .grad"
+            if f"{name}.main_grad" in graph.trace.block_by_id:
+                what = f"gradients are added up in float32, as '{name}.main_grad', which GPUs do not exchange here"
+                remedy = (
+                    "model it without --master-weights main-grad; then fsdp with mixed_precision adds up in float32, "
+                    "and `simgpu zoo build --megatron` with dp has Megatron-LM's data parallelism"
+                )
+            raise InputError.single(graph.trace.name, "blocks.kind", what, remedy)
         blocks = enumerate(graph.blocks)
         weights = [b for b, block in blocks if block.kind is BlockKind.WEIGHT and block.persistent]
         return cls(graph, ranks, updates, weights, end, rows, single)

@@ -22,8 +22,11 @@ ROOT = ""
 def require_one_segment(program: Program, why: str) -> None:
     """Raises `InputError` for micro-batches that a policy has divided the batch into. why: what is unsupported."""
     if len(program.segments) > 1 or program.segments[0].repeat > 1:
-        what = f"its program has micro-batches that repeat, {why}"
-        remedy = "record or model the iteration in micro-batches, or choose a policy that does not divide the batch"
+        what = f"the program of the policy inside is for micro-batches that it makes of the batch, {why}"
+        remedy = (
+            "choose a policy that does not divide the batch, such as vdnn or checkpoint; "
+            "to accumulate gradients, record or model the iteration in micro-batches"
+        )
         raise InputError.single("", "parameters.inside", what, remedy)
 
 
@@ -33,7 +36,8 @@ class WeightGroups:
 
     of_weight: the group of each weight; one that several groups use belongs to the root. spans: the launches of a
     group in forward (False), and in backward with what runs again there (True). whole: the first launch and the last
-    one before the optimizer. launched: where each of these kernels runs last.
+    one before the optimizer. launched: where each of these kernels runs last. forward_end: the last launch of forward;
+    what runs again in front of it is of forward too.
     """
 
     code: tuple[Instruction, ...]
@@ -41,6 +45,7 @@ class WeightGroups:
     spans: Mapping[tuple[str, bool], Sequence[int]]
     whole: tuple[int, int]
     launched: Mapping[int, int]
+    forward_end: int
 
     @classmethod
     def of(
@@ -49,10 +54,15 @@ class WeightGroups:
         """graph: with the program's transforms. group_of: the group of each layer tag; all others are the root's.
         kernels: of one pass, without the optimizer's."""
         code = tuple(program.segments[0].streams[COMPUTE])
-        launches = [
-            (position, each.kernel, each.recompute or graph.kernels[each.kernel].phase is Phase.BACKWARD)
+        ran = [
+            (position, each.kernel, each.recompute, graph.kernels[each.kernel].phase)
             for position, each in enumerate(code)
             if isinstance(each, Launch) and each.kernel in kernels
+        ]
+        forward = (position for position, _, again, phase in ran if phase is Phase.FORWARD and not again)
+        end = max(forward, default=-1)
+        launches = [
+            (position, k, phase is Phase.BACKWARD or (again and position > end)) for position, k, again, phase in ran
         ]
         group = _groups(graph, group_of, weights, kernels)
         spans: dict[tuple[str, bool], list[int]] = {}
@@ -62,7 +72,7 @@ class WeightGroups:
             names = {group_of.get(graph.layers.name_of(k), ROOT)} | {group[b] for b in graph.reads[k] if b in group}
             for name in names - {ROOT}:
                 spans.setdefault((name, is_backward), []).append(position)
-        return cls(code, group, spans, (launches[0][0], launches[-1][0]), launched)
+        return cls(code, group, spans, (launches[0][0], launches[-1][0]), launched, end)
 
     def windows(self, name: str, *, leave_between: bool) -> list[tuple[int, int]]:
         """The first and the last launch of each time that a group's weights are there.

@@ -175,10 +175,14 @@ def test_one_gpu_is_the_policy_inside() -> None:
         (node(), {"gpus": 8}, "has 4 GPUs, not 8"),
         (node(), {"gpus": 4, "nodes": 3}, "4 GPUs cannot be divided evenly among 3 nodes"),
         (node(), {"gpus": 8, "nodes": 2}, "node.network: is not set for node"),
-        (node(), {"inside": "weights_on_host"}, "parameters.inside: its program moves 'w1' itself"),
+        (
+            node(),
+            {"inside": "weights_on_host"},
+            "parameters.inside: the policy inside moves 'w1' itself",
+        ),
         (node(), {"inside": {"ddp": {"gpus": GPUS}}}, "parameters.inside: ddp inside fsdp would divide the GPUs twice"),
         (node(), {"mixed_precision": True}, "parameters.mixed_precision: no weight is in half precision"),
-        (node(), {"inside": "um"}, "parameters.inside: its blocks are not its own to move"),
+        (node(), {"inside": "um"}, "parameters.inside: the policy inside has blocks paged or in host memory"),
     ],
 )
 def test_unsupported_parameters_are_refused(where: NodeSpec, parameters: dict[str, object], message: str) -> None:

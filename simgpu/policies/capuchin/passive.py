@@ -105,7 +105,7 @@ def passive_run(context: PlanContext) -> Accesses:
     """
     graph, alignment = context.graph, context.node.gpu.alignment
     require_one_stream(graph, "capuchin")
-    trial = context.trial(passive_program(graph, context.budget, alignment))
+    trial = context.trial(passive_of(context))
     durations = _measured(trial.timeline, graph)
     ends = tuple(accumulate(durations))
     starts = tuple(end - duration for end, duration in zip(ends, durations, strict=True))
@@ -115,20 +115,26 @@ def passive_run(context: PlanContext) -> Accesses:
 def _measured(timeline: Timeline, graph: TaskGraph) -> tuple[int, ...]:
     """The duration of each kernel in the last iteration of a run, ns."""
     last = len(timeline.iteration_ends_ns) - 1
-    # The host may run kernels too, which the graph of the policy does not have.
+    # The run may have kernels that the graph of the policy does not have, of the host or of an exchange between GPUs.
     on_gpu = timeline.stream == timeline.streams.index(str(COMPUTE))
-    mine = on_gpu & (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == last)
+    numbers = np.array([graph.kernel_number.get(name, -1) for name in timeline.names], dtype=np.int64)[timeline.name]
+    mine = on_gpu & (timeline.kind == SpanKind.COMPUTE) & (timeline.iteration == last) & (numbers >= 0)
     durations = np.zeros(len(graph.kernels), dtype=np.int64)
-    numbers = [graph.kernel_number[timeline.names[name]] for name in timeline.name[mine].tolist()]
-    durations[numbers] = (timeline.end_ns - timeline.start_ns)[mine]
+    durations[numbers[mine]] = (timeline.end_ns - timeline.start_ns)[mine]
     return tuple(durations.tolist())
 
 
-def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Program:
+def passive_of(context: PlanContext) -> Program:
+    """`passive_program` in this context."""
+    graph = context.graph
+    return passive_program(graph, context.budget, context.node.gpu.alignment, context.resident(graph))
+
+
+def passive_program(graph: TaskGraph, budget: int, alignment: int = 1, never: Collection[int] = ()) -> Program:
     """An iteration within `budget` bytes in which blocks are evicted when memory is short, and fetched when used.
 
-    graph: on one compute stream. alignment: of the allocator, bytes. Where a kernel does not fit even with everything
-    evicted, the program still acquires the memory, and its run ends out of memory.
+    graph: on one compute stream. alignment: of the allocator, bytes. never: blocks that are not evicted. Where a kernel
+    does not fit even with everything evicted, the program still acquires the memory, and its run ends out of memory.
 
     Raises `InputError` for a trace without the reads of its kernels.
 
@@ -140,7 +146,7 @@ def passive_program(graph: TaskGraph, budget: int, alignment: int = 1) -> Progra
     (False, True)
     """
     resident = lower(graph, Placement())
-    passive = _Passive(graph, resident, budget, alignment)
+    passive = _Passive(graph, resident, budget, alignment, never)
     return replace(resident, segments=tuple(passive.segment(each) for each in resident.segments))
 
 
@@ -178,11 +184,15 @@ class _Passive:
     """Replays the compute stream of a program without eviction, and adds evictions and fetches.
 
     pool: memory in use; unlimited, so that planning continues where the run will end out of memory. recent: blocks on
-    the device that are not persistent, the least recently accessed first. on_host: evicted blocks.
+    the device that are not persistent, the least recently accessed first. on_host: evicted blocks. stay: those that are
+    not evicted.
     """
 
-    def __init__(self, graph: TaskGraph, resident: Program, budget: int, alignment: int) -> None:
+    def __init__(
+        self, graph: TaskGraph, resident: Program, budget: int, alignment: int, never: Collection[int]
+    ) -> None:
         self.graph = graph
+        self.stay = {b for b, block in enumerate(graph.blocks) if block.persistent}.union(never)
         self.budget = budget
         self.pool = CountingPool(None, alignment)
         _acquire(self.pool, graph, resident.resident)
@@ -213,7 +223,7 @@ class _Passive:
 
     def _access(self, blocks: Sequence[int]) -> None:
         for b in blocks:
-            if not self.graph.blocks[b].persistent:
+            if b not in self.stay:
                 self.recent.pop(b, None)
                 self.recent[b] = None
 

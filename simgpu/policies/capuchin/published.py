@@ -30,7 +30,7 @@ from simgpu.policies.capuchin.hybrid import (
     situation_of,
     triggered_earlier,
 )
-from simgpu.policies.capuchin.passive import passive_program, passive_run
+from simgpu.policies.capuchin.passive import passive_of, passive_run
 from simgpu.program.instructions import Program
 from simgpu.program.lowering import lower
 from simgpu.program.placement import Placement, Recompute, Swap
@@ -53,7 +53,7 @@ def published(context: PlanContext, adjustments: int = 10) -> Program:
     fitting = guided.fitting()
     if fitting is None:
         notes = ("no decisions make the iteration fit: it runs in passive mode",)
-        return replace(passive_program(context.graph, context.budget, context.node.gpu.alignment), notes=notes)
+        return replace(passive_of(context), notes=notes)
     program = guided.adjusted(*fitting, adjustments)
     greedy = (GREEDY,) if fitting[0] else ()
     return replace(program, notes=(*program.notes, *unrecomputable(context.graph).notes(), *greedy))

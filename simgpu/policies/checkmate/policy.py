@@ -42,13 +42,14 @@ _TIMED_OUT = f"HiGHS was stopped after {TIME_LIMIT_S:.0f} s: another machine may
 
 
 class _Answer(NamedTuple):
-    """A program that fits. time_ns: of its kernels. notes: how it was found, and what is known about faster ones.
-    is_fastest: whether no schedule of single kernels is faster."""
+    """A program that fits. time_ns: of its kernels. notes: how it was found. is_fastest: whether no schedule of single
+    kernels is faster. bound: what is known about faster ones."""
 
     program: Program
     time_ns: int
     notes: tuple[str, ...]
     is_fastest: bool = False
+    bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Checkmate(Policy):
             nodes = self._nodes(context, ())
             return written(nodes, NodeSchedule.of(nodes, [frozenset()] * len(nodes.groups)))
         best = min(fitting, key=lambda each: each.time_ns)
-        return replace(best.program, notes=(*best.program.notes, *best.notes))
+        bound = best.bound if context.lower_bounds else ()
+        return replace(best.program, notes=(*best.program.notes, *best.notes, *bound))
 
     @property
     def _searches(self) -> bool:
@@ -143,19 +145,20 @@ def _of_nodes(
     time_ns, bound_ns = schedule.time_ns, min(solved.bound_ns, schedule.time_ns) if solved else 0
     grouped = () if _is_whole(nodes) else (f"scheduled in {len(nodes.groups)} groups of the {_kernels(nodes)}",)
     timed_out = (_TIMED_OUT,) if solved is not None and solved.is_timed_out else ()
-    notes = (*grouped, *timed_out, _distance(time_ns, bound_ns))
-    return _Answer(program, time_ns, notes, _is_whole(nodes) and bound_ns == time_ns)
+    is_fastest = _is_whole(nodes) and bound_ns == time_ns
+    return _Answer(program, time_ns, (*grouped, *timed_out), is_fastest, (_distance(time_ns, bound_ns),))
 
 
 def _of_single(known: Known, nodes: Nodes, bound_ns: int | None) -> _Answer:
     """A schedule of single kernels. bound_ns: of schedules of the nodes, None if none fits or it is not known."""
     how = f"scheduled by {known.label}"
-    if bound_ns is None:
-        return _Answer(known.program, known.time_ns, (how,))
-    if _is_whole(nodes) or bound_ns <= known.time_ns:
-        return _Answer(known.program, known.time_ns, (how, _distance(known.time_ns, min(bound_ns, known.time_ns))))
-    faster = f"faster than any schedule in {len(nodes.groups)} groups of the {_kernels(nodes)}"
-    return _Answer(known.program, known.time_ns, (how, f"{faster}; lower bound of these {format_time(bound_ns)}"))
+    bound: tuple[str, ...] = ()
+    if bound_ns is not None and (_is_whole(nodes) or bound_ns <= known.time_ns):
+        bound = (_distance(known.time_ns, min(bound_ns, known.time_ns)),)
+    elif bound_ns is not None:
+        faster = f"faster than any schedule in {len(nodes.groups)} groups of the {_kernels(nodes)}"
+        bound = (f"{faster}; lower bound of these {format_time(bound_ns)}",)
+    return _Answer(known.program, known.time_ns, (how,), bound=bound)
 
 
 def _kernels(nodes: Nodes) -> str:

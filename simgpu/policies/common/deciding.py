@@ -52,6 +52,7 @@ class OnlinePolicy(Policy):
             frees=self.frees,
             sees_future=self.clairvoyant,
             offloads=self.offloads,
+            resident=context.resident(graph),
         )
         program = conductor.run()
         return replace(program, transforms=self.transforms)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
+from simgpu.graph.updates import updates_of
 from simgpu.hardware.collectives import EXCHANGES, Group
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import PlanContext, Trial, no_progress, parameter
+from simgpu.policies.base import PlanContext, parameter
 from simgpu.policies.calling import planned
 from simgpu.policies.common.host_optimizer import check_optimizer
 from simgpu.policies.common.inside import Outer
+from simgpu.policies.common.other_budget import planned_inside
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
+from simgpu.trace.model import BlockKind
 
 #: A note on each result.
 ONE_GPU = "samples per second are those of one GPU"
@@ -58,15 +61,18 @@ class TrainsTogether(Outer):
         check_optimizer(context.graph, self.name)
         _check_alone(context.graph)
         exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))
-
-        def trial(program: Program) -> Trial:
-            return context.trial(exchanging(program))
-
-        return exchanging(planned(self.inner, replace(context, trial=trial, chosen=no_progress)))
+        return planned_inside(self.inner, context, exchanging, shared_blocks)
 
     @abstractmethod
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Adds to a program of the policy inside what the GPUs exchange."""
+
+
+def shared_blocks(graph: TaskGraph) -> frozenset[int]:
+    """Weights, their gradients and optimizer state, which a policy inside leaves where the GPUs have them."""
+    weights = (b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.WEIGHT and block.persistent)
+    updated = (b for weight, gradient, state in updates_of(graph)[0] for b in (weight, gradient, *state))
+    return frozenset((*weights, *updated))
 
 
 def _check_alone(graph: TaskGraph) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class _Gap(NamedTuple):
 @dataclass
 class MigrationPlan:
     """Chooses gaps until memory is within `target`, at most `budget`; both in bytes. fault_ns: of a page fault.
+    resident: blocks that stay.
 
     `used` counts the bytes of device memory while each kernel runs, with the gaps that are chosen so far.
     """
@@ -53,6 +54,7 @@ class MigrationPlan:
     budget: int
     target: int
     fault_ns: int
+    resident: Collection[int] = ()
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -64,7 +66,8 @@ class MigrationPlan:
         self._on_host = np.zeros(len(graph.kernels), dtype=np.int64)
         self._others = [memory for memory in (*self.node.next_to_device, *self.node.behind_host) if memory != HOST]
         rows = [gap for b in range(len(graph.blocks)) for gap in graph.gaps(b) if gap.before > gap.after + 1]
-        self._rows = [gap for gap in rows if gap.after >= 0 and graph.sizes[gap.block]]
+        may_leave = {b for b, size in enumerate(graph.sizes) if size}.difference(self.resident)
+        self._rows = [gap for gap in rows if gap.after >= 0 and gap.block in may_leave]
 
     def migrations(self) -> list[TierMigration]:
         """The migrations, by the kernel before which they begin."""

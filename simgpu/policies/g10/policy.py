@@ -86,7 +86,7 @@ class _Migrating(Quiet):
     def _plan(self, view: View) -> None:
         target = int(view.budget * self._policy.target)
         fault_ns = self._policy.fault_us * 1000
-        for each in MigrationPlan(view.graph, view.node, view.budget, target, fault_ns).migrations():
+        for each in MigrationPlan(view.graph, view.node, view.budget, target, fault_ns, view.resident).migrations():
             self._leaving[each.leaves].append(each)
             self._returning[each.returns].append(each.block)
 

@@ -113,7 +113,7 @@ class Joint(PlacingPolicy):
         if not label.startswith("search"):
             why = "no searched placement fits" if result.score >= DOES_NOT_FIT else "faster than the searched placement"
             notes.insert(0, f"adopted: the program of {label}, {why}")
-        if self.lower_bound and best is not None and not evaluator.why_no_bound:
+        if self.lower_bound and context.lower_bounds and best is not None and not evaluator.why_no_bound:
             notes.append(_distance(evaluator, program, best.time_ns))
         if any(vectors.get(label, (1,))):
             notes += _suggestions(context, runs)
