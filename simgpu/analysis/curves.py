@@ -151,7 +151,7 @@ def _name_points(ax: Axes, points: Points, names: Sequence[str], side: int) -> N
         else:
             groups.append(((x, y), [name]))
     for at, several in groups:
-        look = {"ha": "left" if side > 0 else "right", "fontsize": 8}
+        look: dict[str, Any] = {"ha": "left" if side > 0 else "right", "fontsize": 8}
         ax.annotate(", ".join(several), at, (4 * side, 4), textcoords="offset points", **look)
 
 
