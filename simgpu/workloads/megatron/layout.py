@@ -10,7 +10,7 @@ from simgpu.errors import InputError, Problem
 from simgpu.workloads.configured.decoder import Decoder
 
 _SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "dp": "data"}
-_PART = re.compile(r"(tp|cp|pp|ep|dp)=?(\d{1,20})")
+_PART = re.compile(r"(tp|cp|pp|ep|dp)=?([0-9]{1,20})")
 _MOST = 999_999
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
 #: and gated feed-forward parts.
