@@ -11,6 +11,7 @@ import click
 
 from simgpu.cli.group import INTERRUPTED, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.settings import arguments_as_options
 from simgpu.cli.suggestions import suggest
 from simgpu.errors import InputError
 from simgpu.recorder.assemble import spread
@@ -106,7 +107,8 @@ def record(
     simgpu validate record -o my-gpu --case vgg16-b32 --case resnet50-b32
     simgpu validate record -o my-cpu --device cpu --small
     """
-    plans = choose(SMALL_CASES if small else CASES, cases)
+    with arguments_as_options(("case",)):
+        plans = choose(SMALL_CASES if small else CASES, cases)
     try:
         with progress(quiet) as say:
             result = record_cases(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from simgpu.cli.group import BAD_INPUT, wrapped
 from simgpu.cli.screen import Screen, facts, progress, quiet_option, table
+from simgpu.cli.settings import arguments_as_options
 from simgpu.cli.suggestions import suggest
 from simgpu.errors import InputError
 from simgpu.validation.comparison import compare_recording
@@ -77,7 +78,7 @@ def report(
     """
     if output is not None:
         check_outputs(output)
-    with progress(quiet) as say:
+    with progress(quiet) as say, arguments_as_options(("case", "method")):
         validations = _compared(_chosen(recording, cases, methods), cases, methods, say)
         if output is not None:
             say("writing the outputs")

@@ -53,19 +53,17 @@ def build_configured(
     layout, stage = training.pop("megatron"), training.pop("stage")
     if stage is not None and layout is None:
         raise InputError.single("", "--stage", "is that of a pipeline of --megatron", "leave it out")
-    with progress(quiet) as say:
+    with progress(quiet) as say, arguments_as_options(given):
         model = read_model(path)
-        with arguments_as_options(SampleSizes.__dataclass_fields__):
-            if problems := unsuitable(model, sizes):
-                raise InputError(problems)
+        if problems := unsuitable(model, sizes):
+            raise InputError(problems)
         say(f"building {model.name}")
         node, options = load_node(gpu), options_of(model, training)
         if layout is None:
             result = model_iteration(model, sizes, batch=batch, gpu=node.gpu, options=options, node=node)
             part = options.folder_part
         else:
-            with arguments_as_options((*training, "megatron", "stage")):
-                result = megatron_of(model, sizes, layout, stage, batch=batch, node=node, options=options)
+            result = megatron_of(model, sizes, layout, stage, batch=batch, node=node, options=options)
             part = folder_part(layout, stage)
         folder = output or Path(f"{model.name}-b{batch}{sizes.described()}{part}-{Path(gpu).stem}")
         refuse_another(folder, force, result.trace)

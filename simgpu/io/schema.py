@@ -208,7 +208,7 @@ _MEANINGS = {
     "less_than_equal": ("is too large", "write at most {le}"),
     "model_type": ("is not a mapping", "write indented 'key: value' lines"),
     "dict_type": ("is not a mapping", "write indented 'key: value' lines"),
-    "list_type": ("is not a list", "write [a, b], or '- ' before each entry"),
+    **dict.fromkeys(("list_type", "tuple_type"), ("is not a list", "write [a, b], or '- ' before each entry")),
     "too_short": ("is too short", "write at least {min_length}"),
 }
 

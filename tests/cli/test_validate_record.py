@@ -89,7 +89,7 @@ def test_a_single_step_has_no_spread(settings: dict[str, Any]) -> None:
 def test_an_unknown_case_is_refused_with_a_suggestion() -> None:
     done = simgpu("validate", "record", "-o", "mine", "--case", "vgg16-b46")
     assert done.exit_code == 2
-    assert "no case is called 'vgg16-b46'; did you mean 'vgg16-b64'?" in done.stderr
+    assert "--case: no case is called 'vgg16-b46'; did you mean 'vgg16-b64'?" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_one_of_several_gpus_has_its_part(model: Path, tmp_path: Path, monkeypat
     assert "one of 2 GPUs" in read_trace(tmp_path / "tiny-llama-b2-t32-dtensor2-h100-x8").info.notes
     done = simgpu(*usual, "--gpu", "h100", "--lora", 4)
     assert done.exit_code == 2
-    assert "tensor_parallel: needs 2 GPUs of a node, and h100 has 1; give a node such as h100-x8" in done.stderr
-    assert "lora: LoRA next to tensor parallelism is not modelled; leave out one of them" in done.stderr
+    assert "--tensor-parallel: needs 2 GPUs of a node, and h100 has 1; give a node such as h100-x8" in done.stderr
+    assert "--lora: LoRA next to tensor parallelism is not modelled; leave out one of them" in done.stderr
 
 
 def test_file_of_another_name_names_the_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,11 @@ def test_the_examples_of_the_readme_load(tmp_path: Path) -> None:
 
 
 def test_the_readme_lists_the_nodes_without_a_host() -> None:
-    (names,) = re.findall(r"\*\*No host is given\*\* for (.*?):", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (names,) = re.findall(
+        r"\*\*Neither memory nor cores of a host are given\*\* for (.*?):",
+        README.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
     patterns = re.findall(r"`(.*?)`", names)
     without = [name for name in REAL if load_node(name).host.memory is None]
     assert [name for name in REAL if any(fnmatch(name, pattern) for pattern in patterns)] == without

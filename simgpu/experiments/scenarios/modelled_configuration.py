@@ -133,7 +133,10 @@ class ModelledConfiguration(FileModel):
     def described_model(self, base: Path | None) -> Model:
         """What the configuration describes. base: folder of relative paths. Raises the errors of `read_model`."""
         if isinstance(self.model, Mapping):
-            return model_of(self.model)
+            try:
+                return model_of(self.model, "")
+            except InputError as error:
+                raise InputError(replace(each, place=f"model.{each.place}") for each in error.problems) from None
         return read_model((base or Path()) / self.model)
 
     def needs(self, node: NodeSpec) -> NodeSpec | GpuSpec:

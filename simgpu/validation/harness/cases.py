@@ -97,11 +97,11 @@ def choose(plans: Sequence[CasePlan], names: Sequence[str]) -> tuple[CasePlan, .
     ['vgg16-b32', 'vgg16-b64']
     >>> choose(CASES, ["vgg16-b46"])
     Traceback (most recent call last):
-    simgpu.errors.InputError: cases: no case is called 'vgg16-b46'; did you mean 'vgg16-b64'? ...
+    simgpu.errors.InputError: case: no case is called 'vgg16-b46'; did you mean 'vgg16-b64'? ...
     """
     known = [plan.name for plan in plans]
     problems = [
-        Problem("", "cases", f"no case is called {name!r}", _remedy(name, known))
+        Problem("", "case", f"no case is called {name!r}", _remedy(name, known))
         for name in dict.fromkeys(names)
         if name not in known
     ]

@@ -347,7 +347,7 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
         "heads": heads,
         "key_heads": heads,
         "head_width": max(1, width // heads),
-        "inner": keys.number("n_inner", 4 * width),
+        "inner": keys.number("n_inner", 4 * width, nullable=True),
         "vocabulary": keys.number("vocab_size", 50257, MOST["vocabulary"]),
         "positions": keys.number("n_positions", 1024, MOST["positions"]),
         "activation": keys.activation("activation_function", "gelu_new"),

@@ -99,7 +99,7 @@ def stablelm(keys: Keys) -> dict[str, Any]:
     head, is_parallel = equal_heads(keys, sizes), keys.flag("use_parallel_residual", False)
     return {
         **sizes,
-        "key_heads": key_heads(keys, sizes, 32 if "num_key_value_heads" not in keys.values else None),
+        "key_heads": key_heads(keys, sizes, 32),
         "head_width": head,
         "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.25)),
         "activation": keys.activation("hidden_act", "silu"),

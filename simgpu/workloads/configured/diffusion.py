@@ -53,7 +53,7 @@ def diffusion_transformer(keys: Keys, name: str) -> DiffusionTransformer:
     channels, side, patch = (
         keys.number(key, default) for key, default in (("in_channels", 4), ("sample_size", 32), ("patch_size", 2))
     )
-    results = keys.number("out_channels", channels)
+    results = keys.number("out_channels", channels, nullable=True)
     if results not in (channels, 2 * channels):
         what = f"{results} is neither in_channels ({channels}) nor twice as many (with variances)"
         keys.refuse("out_channels", what, REMEDY)

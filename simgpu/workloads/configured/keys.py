@@ -66,13 +66,26 @@ class Keys:
     def refuse(self, key: str, what: str, remedy: str) -> None:
         self.problems.append(Problem(self.source, self.prefix + key, what, remedy))
 
-    def number(self, key: str, default: int | None, most: int = MOST_WIDTH, least: int = 1) -> int:
-        """A whole number from `least` to `most`; also the default where the value is null."""
-        value = self.value(key)
-        if value is None:
+    def number(
+        self, key: str, default: int | None, most: int = MOST_WIDTH, least: int = 1, *, nullable: bool = False
+    ) -> int:
+        """A whole number from `least` to `most`. nullable: whether the model's class takes null as the default.
+
+        Other classes keep a null, of which they build no layers.
+
+        >>> keys = Keys({"vocab_size": None, "n_inner": None}, "config.json")
+        >>> keys.number("n_inner", 3072, nullable=True), keys.number("vocab_size", 50257)
+        (3072, 1)
+        >>> print(*keys.problems)
+        config.json: vocab_size: is null; give a number, or remove the key for the default, 50257
+        """
+        value = self.value(key, default)
+        if value is None and nullable:
             value = default
         if value is None:
-            self.refuse(key, "is missing", REMEDY)
+            is_null = key in self.values and default is not None
+            remedy = f"give a number, or remove the key for the default, {default}" if is_null else REMEDY
+            self.refuse(key, "is null" if key in self.values else "is missing", remedy)
         elif not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             self.refuse(key, f"{value!r:.40} is not a whole number from {least} to {most}", REMEDY)
         else:
@@ -96,7 +109,7 @@ class Keys:
         return default
 
     def activation(self, key: str, default: str) -> str:
-        value = self.value(key) or default
+        value = self.value(key, default)
         if isinstance(value, str) and value in ACTIVATIONS:
             return ACTIVATIONS[value]
         self.refuse(key, f"{value!r:.40} is not a supported activation", f"give one of {', '.join(ACTIVATIONS)}")
@@ -117,8 +130,9 @@ class Keys:
 
     def windowed_from(self, layers: int) -> int:
         """Qwen's first layer with a window, ``max_window_layers``; beyond the last without ``use_sliding_window``."""
-        first = self.number("max_window_layers", 28, MOST["layers"], least=0)
-        return first if self.flag("use_sliding_window", False) else layers
+        has_window = self.flag("use_sliding_window", False)
+        first = self.number("max_window_layers", 28, MOST["layers"], least=0, nullable=not has_window)
+        return first if has_window else layers
 
 
 def common_sizes(keys: Keys, defaults: Mapping[str, int | None], *, positions: int) -> dict[str, Any]:

@@ -258,14 +258,13 @@ class TrainingOptions:
     def _problems_of_updates(self) -> Iterator[Problem]:
         """What updates within backward do not support."""
         others = (
-            ("micro_batches", "needs the whole gradient, which several micro-batches add up", self.micro_batches > 1),
-            ("grad_scaler", "comes before gradients are unscaled", self.grad_scaler),
-            ("master_weights", "with float32 copies of the weights is not modelled", self.master_weights),
+            ("needs the whole gradient, which several micro-batches add up", self.micro_batches > 1),
+            ("comes before GradScaler unscales gradients", self.grad_scaler),
+            ("with float32 copies of the weights is not modelled", self.master_weights),
         )
-        for name, why, given in others:
+        for why, given in others:
             if self.optimizer_in_backward and given:
-                remedy = f"leave out {name}, or update after backward"
-                yield Problem("", "optimizer_in_backward", why, remedy)
+                yield Problem("", "optimizer_in_backward", why, "leave out one of the two")
 
     def _problems_of_scaler(self) -> Iterator[Problem]:
         """What scaling gradients does not support."""

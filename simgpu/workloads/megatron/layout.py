@@ -10,7 +10,8 @@ from simgpu.errors import InputError, Problem
 from simgpu.workloads.configured.decoder import Decoder
 
 _SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "dp": "data"}
-_PART = re.compile(r"(tp|cp|pp|ep|dp)=?(\d{1,6})")
+_PART = re.compile(r"(tp|cp|pp|ep|dp)=?([0-9]{1,20})")
+_MOST = 999_999
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
 #: and gated feed-forward parts.
 FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
@@ -57,7 +58,10 @@ class Layout:
         found = [_PART.fullmatch(part) for part in parts]
         names = [match[1] for match in found if match]
         sizes = [int(match[2]) for match in found if match]
-        if len(names) < len(parts) or len(set(names)) < len(names) or 0 in sizes:
+        if wrong := [m[0] for m in found if m and not 1 <= int(m[2]) <= _MOST]:
+            what = f"{wrong[0]!r} is not a number of GPUs from 1 to {_MOST:,}"
+            raise InputError.single("", "megatron", what, "give how many GPUs share it")
+        if len(names) < len(parts) or len(set(names)) < len(names):
             what = (
                 f"{text!r} does not say how many GPUs share tensors (tp), tokens (cp), layers (pp), experts (ep) and "
                 "the batch (dp)"

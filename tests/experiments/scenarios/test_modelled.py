@@ -230,3 +230,24 @@ def test_keys_of_a_configuration_are_those_of_zoo_build(
     outcome, built = load_scenario(Path("try.yaml")).trace, load_trace(Path("built"))
     assert outcome.kernels == built.kernels
     assert outcome.blocks == built.blocks
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"megatron": 4}, "megatron: 4 is not a text; write a text, in quotes if it looks like a number"),
+        ({"megatron": "tp0"}, "megatron: 'tp0' is not a number of GPUs from 1 to 999,999"),
+        ({"megatron": "tp2", "stage": "a"}, "stage: 'a' is not a whole number; write digits only, without quotes"),
+        ({"tensor_parallel": "2"}, "tensor_parallel: '2' is not a whole number; write digits only, without quotes"),
+        ({"lora_targets": "q_proj"}, "lora_targets: 'q_proj' is not a list; write [a, b], or '- ' before each entry"),
+        ({"model": {"model_type": "llama", "vocab_size": None}}, "model.vocab_size: is null; give a number"),
+    ],
+)
+def test_wrong_values_of_a_configuration_name_their_key_in_the_file(
+    keys: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    trace = {"model": {"model_type": "llama", "num_hidden_layers": 1}, "length": 16, **keys}
+    scenario = {"schema": "simgpu.scenario/2", "trace": trace, "node": "a100-x8", "policies": "none"}
+    (tmp_path / "try.yaml").write_text(json.dumps(scenario), encoding="utf-8")
+    [problem] = problems_of(tmp_path / "try.yaml")
+    assert problem.startswith(f"try.yaml: line 1, trace.{message}")

@@ -11,7 +11,7 @@ import pytest
 
 from simgpu.errors import InputError
 from simgpu.hardware.nodes import load_node
-from simgpu.workloads.configured.config import FAMILIES, decoder_of, read_decoder
+from simgpu.workloads.configured.config import FAMILIES, decoder_of, model_of, read_decoder
 from simgpu.workloads.configured.modelled import decoder_iteration
 
 SMALL: dict[str, Any] = {
@@ -84,6 +84,21 @@ def test_longrope_has_earlier_names_in_phi_3_alone() -> None:
     assert [name for name, is_longrope in kinds.items() if not is_longrope] == [("llama", "yarn")]
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "gpt2", "n_inner": None},
+        {"model_type": "llama", "num_key_value_heads": None, "head_dim": None},
+        {"model_type": "qwen3", "max_window_layers": None},
+        {"model_type": "t5", "num_decoder_layers": None},
+        {"_class_name": "DiTTransformer2DModel", "out_channels": None},
+        {"_class_name": "UNet2DConditionModel", "sample_size": None, "time_embedding_dim": None},
+    ],
+)
+def test_null_is_the_default_where_the_models_class_takes_it_so(keys: dict[str, Any]) -> None:
+    assert model_of(keys) == model_of({key: value for key, value in keys.items() if value is not None})
+
+
 def test_misspelt_keys_are_refused_together() -> None:
     """Their values would not count: the sizes would be the defaults of the family."""
     given = {**SMALL, "hiden_size": SMALL["hidden_size"], "num_hidden_layer": 2, "use_cache": True}
@@ -107,6 +122,9 @@ def test_misspelt_keys_are_refused_together() -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers: True is not a whole number"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers: 2.0 is not a whole number"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers: 1000000 is not a whole number from 1 to 1000"),
+        ({"vocab_size": None}, "vocab_size: is null; give a number, or remove the key for the default, 32000"),
+        ({"hidden_act": None}, "hidden_act: None is not a supported activation"),
+        ({"model_type": "stablelm", "num_key_value_heads": None}, "num_key_value_heads: is null"),
         ({"num_key_value_heads": 3}, "4 query heads are no multiple of 3 key heads"),
         ({"num_attention_heads": 64}, "1 of 1 values of a head cannot be rotated in pairs"),
         ({"hidden_act": "swiglu"}, "hidden_act: 'swiglu' is not a supported activation"),

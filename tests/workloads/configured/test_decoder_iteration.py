@@ -142,7 +142,7 @@ def test_fewer_tokens_than_experts_are_refused() -> None:
         ({"lora_dropout": 0.1}, "lora_dropout: drops values of the input of LoRA's adapters, and LoRA is off"),
         ({"lora": 8, "lora_dropout": 1.0}, "lora_dropout: 1.0 is no rate; give at least 0, below 1"),
         ({"tf32": True, "dtype": "float32", "gpu": load_node("v100").gpu}, "tf32: .* has no matrix units for TF32"),
-        ({"optimizer_in_backward": True, "micro_batches": 2}, "needs the whole gradient, .*; leave out micro_batches"),
+        ({"optimizer_in_backward": True, "micro_batches": 2}, "needs the whole gradient, .*; leave out one of the two"),
         ({"optimizer": "lion"}, "optimizer: unknown value 'lion'"),
         ({"length": 2**39}, "more bytes or operations than a trace can hold"),
         ({"gpu": load_node("v100").gpu}, "no fused attention for bfloat16 and heads of 16 values; give eager"),

@@ -160,7 +160,7 @@ def test_latent_image_may_have_any_size() -> None:
         ({"block_out_channels": [32, "a"]}, "block_out_channels: 'a' is not a whole number from 1"),
         ({"block_out_channels": [32, 60]}, "block_out_channels: 60 channels do not divide into 8 groups"),
         ({"attention_head_dim": 5}, "attention_head_dim: 32 channels do not divide into 5 heads"),
-        ({"attention_head_dim": None}, "attention_head_dim: is missing"),
+        ({"attention_head_dim": None}, "attention_head_dim: is null"),
         ({"layers_per_block": [900, 900]}, "layers_per_block: 3600 layers are more than 1000"),
         ({"class_embed_type": "timestep"}, "class_embed_type: 'timestep' is not modelled; give null"),
         ({"addition_embed_type": "image"}, "addition_embed_type: 'image' is not modelled"),

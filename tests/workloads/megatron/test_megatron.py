@@ -236,7 +236,9 @@ def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
         ("tp3", "8 heads cannot be divided by tp3"),
         ("pp3", "4 layers cannot be divided by pp3"),
         ("tp4,tp2", "give each at most once"),
-        ("tp0", "does not say how many GPUs"),
+        ("tp0", "'tp0' is not a number of GPUs from 1 to 999,999"),
+        ("tp2,dp99999999", "'dp99999999' is not a number of GPUs from 1 to 999,999"),
+        ("two", "does not say how many GPUs"),
         ("tp16", "8 heads cannot be divided by tp16"),
     ],
 )
