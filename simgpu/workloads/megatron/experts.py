@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simgpu.workloads.configured.decoder import Decoder, Experts
+from simgpu.workloads.configured.decoder import Decoder, Experts, NormKind
 from simgpu.workloads.eager.pointwise import add, only
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.work import gemm
 from simgpu.workloads.megatron.dispatch import exchanged, permuted, reordered, unpermuted
-from simgpu.workloads.megatron.layers import Parts, gated, norm_product, normalized, row_product
+from simgpu.workloads.megatron.layers import Parts, biased_gelu, gated, norm_product, normalized, row_product
 from simgpu.workloads.megatron.router import capacity, routed
 from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
 
@@ -25,25 +25,39 @@ _Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class DensePart:
-    """A gated feed-forward part, with the normalization before it."""
+    """A gated feed-forward part, or a plain one with biases, with the normalization before it.
+
+    bias: of the first product, if it has one. output_bias: of the second, which is added with the layer's input.
+    """
 
     parts: Parts
-    norm: Tensor
+    norm: tuple[Tensor, ...]
     up: Tensor
     down: Tensor
+    bias: Tensor | None
+    output_bias: Tensor | None
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """Weights of the normalization and the result's bias, of which all GPUs of a group have a copy."""
+        return self.norm if self.output_bias is None else (*self.norm, self.output_bias)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder) -> DensePart:
         """Creates this GPU's parts of the weights."""
         width, inner = decoder.width, decoder.inner // parts.group.ranks
         with parts.session.layer("mlp"):
-            norm = parts.vector("linear_fc1.layer_norm_weight", width)
-            up = parts.matrix("linear_fc1.weight", 2 * inner, width)
-            return cls(parts, norm, up, parts.matrix("linear_fc2.weight", width, inner))
+            norm = parts.norm("linear_fc1.layer_norm_", width, layer=decoder.norm_kind is NormKind.LAYER)
+            up = parts.matrix("linear_fc1.weight", inner if decoder.inner_bias else 2 * inner, width)
+            bias = parts.vector("linear_fc1.bias", inner) if decoder.inner_bias else None
+            down = parts.matrix("linear_fc2.weight", width, inner)
+            output_bias = parts.vector("linear_fc2.bias", width) if decoder.inner_bias else None
+            return cls(parts, norm, up, down, bias, output_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         with self.parts.session.layer("mlp"):
-            inner = gated(self.parts, norm_product(self.parts, x, self.norm, self.up))
+            both = norm_product(self.parts, x, self.norm, self.up)
+            inner = gated(self.parts, both) if self.bias is None else biased_gelu(self.parts, both, self.bias)
             return row_product(self.parts, inner, self.down)
 
 
@@ -58,6 +72,12 @@ class RoutedExperts:
     ups: tuple[Tensor, ...]
     downs: tuple[Tensor, ...]
     shared: tuple[Tensor, Tensor] | None
+    output_bias: None = None
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """The weight of the normalization."""
+        return (self.norm,)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, sizes: Experts) -> RoutedExperts:

@@ -12,8 +12,12 @@ from simgpu.workloads.configured.decoder import Decoder
 _SHORT = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert", "dp": "data"}
 _PART = re.compile(r"(tp|cp|pp|ep|dp)=?(\d{1,6})")
 #: Families whose layers Megatron-LM's GPT model has with its options: root mean square normalization, rotary positions
-#: and gated feed-forward parts.
-FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+#: and gated feed-forward parts with SiLU, or layer normalization, plain parts with GELU and biases everywhere.
+_GATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+_PLAIN = ("gpt2", "gpt_neox", "starcoder2")
+FAMILIES = (*_GATED, *_PLAIN)
+#: Activations that the fused GELU stands for; it computes a tanh.
+_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,21 @@ class Layout:
 
     def problems(self, decoder: Decoder, length: int) -> Iterator[Problem]:
         """What this layout or Megatron-LM's model does not support of a decoder."""
-        if decoder.family not in FAMILIES or decoder.activation != "silu":
+        if decoder.parallel:
+            what = (
+                f"{decoder.name} adds attention and feed-forward part to the same value, "
+                "and Megatron-LM's layers run one after the other"
+            )
+            yield Problem("", "megatron", what, "give a model without a parallel residual, or leave it out")
+            return
+        activations = _GELU if decoder.family in _PLAIN else ("silu",)
+        if decoder.family not in FAMILIES or decoder.activation not in activations:
             what = f"{decoder.name} of the family {decoder.family} as Megatron-LM's GPT model is not modelled"
             yield Problem("", "megatron", what, f"give a model of the family {' or '.join(FAMILIES)}, or leave it out")
             return
         others = (
-            ("biases", decoder.query_bias or decoder.output_bias or decoder.inner_bias),
+            (f"biases {_biases(decoder)}", _biases(decoder)),
+            ("several rates of dropout", len({decoder.embedding_dropout, decoder.dropout}) > 1),
             (f"a window of {decoder.window} tokens", decoder.needs_mask(length)),
             ("one table for embedding and logits in a pipeline", decoder.tied and self.pipeline > 1),
         )
@@ -89,6 +102,12 @@ class Layout:
         ):
             if count % parts:
                 yield Problem("", "megatron", f"{count} {what} cannot be divided by {text}", "give a divisor")
+        if not decoder.rotary_width and self.context > 1:
+            what = f"trained positions of {decoder.name} with context parallelism (cp) are not modelled"
+            yield Problem("", "megatron", what, "leave cp out")
+        if not decoder.rotary_width and length > decoder.positions:
+            what = f"{length} tokens are more than the {decoder.positions} positions of {decoder.name}"
+            yield Problem("", "length", what, f"give at most {decoder.positions}")
         yield from self._problems_of_experts(decoder)
         if decoder.layers % self.pipeline:
             what = f"{decoder.layers} layers cannot be divided by pp{self.pipeline}"
@@ -107,6 +126,19 @@ class Layout:
         if experts is not None and experts.count % self.expert:
             what = f"{experts.count} experts cannot be divided by ep{self.expert}"
             yield Problem("", "megatron", what, "give a divisor")
+
+
+def _biases(decoder: Decoder) -> str:
+    """Where a decoder has biases and Megatron-LM with the family's options has none, or the reverse.
+
+    Gated parts come with biases of queries, keys and values alone (``--add-qkv-bias``), plain ones with all.
+    """
+    has = decoder.query_bias, decoder.output_bias, decoder.inner_bias
+    if decoder.family in _PLAIN:
+        return "" if all(has) else "in some of its linear layers only"
+    if decoder.latent is not None:
+        return "next to latent attention" if any(has) else ""
+    return "outside of queries, keys and values" if any(has[1:]) else ""
 
 
 def folder_part(layout: str, stage: int | None) -> str:
