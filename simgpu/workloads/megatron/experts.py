@@ -3,7 +3,8 @@
 Sources: ``core/transformer/mlp.py``, ``core/transformer/moe/moe_layer.py``, ``experts.py`` (``TEGroupedMLP``) and
 ``shared_experts.py`` (not overlapped) of Megatron-LM at 23e00ed0 (0.14); TransformerEngine 2.11,
 ``pytorch/module/grouped_linear.py``. Each expert's result is scaled by the router's weights between its two products
-(``core/fusions/fused_bias_swiglu.py``), so that un-permuting needs no weights.
+(``core/fusions/fused_bias_swiglu.py``), so that un-permuting needs no weights. GPUs that share an expert gather all
+their rows and scatter the sums (``--expert-tensor-parallel-size``, by default as many as share a layer).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from simgpu.workloads.configured.decoder import Decoder, Experts, NormKind
 from simgpu.workloads.eager.pointwise import add, only
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.work import gemm
-from simgpu.workloads.megatron.dispatch import exchanged, permuted, reordered, unpermuted
+from simgpu.workloads.megatron.dispatch import exchanged, of_all_parts, permuted, reordered, sum_of_parts, unpermuted
 from simgpu.workloads.megatron.layers import Parts, biased_gelu, gated, norm_product, normalized, row_product
 from simgpu.workloads.megatron.router import capacity, routed
 from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
@@ -76,21 +77,21 @@ class RoutedExperts:
 
     @property
     def norms(self) -> tuple[Tensor, ...]:
-        """The weight of the normalization."""
-        return (self.norm,)
+        """The weights of normalization and router, of which all GPUs of a group have a copy."""
+        return (self.norm, self.router)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, sizes: Experts) -> RoutedExperts:
         """Creates the weights of the router, this GPU's experts and the shared ones."""
         session, width, local = parts.session, decoder.width, sizes.count // parts.experts.ranks
-        norm = parts.vector("pre_mlp_layernorm.weight", width)
+        norm, inner = parts.vector("pre_mlp_layernorm.weight", width), sizes.inner // parts.of_expert.ranks
         with session.layer("mlp"):
             with session.layer("router"):
                 router = session.weight("weight", (sizes.count, width), "bfloat16")
             with session.layer("experts"):
                 ups, downs = (
                     tuple(parts.matrix(f"{name}.weight{number}", *shape) for number in range(local))
-                    for name, shape in (("linear_fc1", (2 * sizes.inner, width)), ("linear_fc2", (width, sizes.inner)))
+                    for name, shape in (("linear_fc1", (2 * inner, width)), ("linear_fc2", (width, inner)))
                 )
             parts.of_experts.update(weight.block for weight in (*ups, *downs))
             shared = None
@@ -106,16 +107,18 @@ class RoutedExperts:
             normal = normalized(parts, x, self.norm)
         with session.layer("mlp"):
             with session.layer("router"):
-                routing = routed(session, normal, self.router, self.sizes)
+                routing = routed(parts, normal, self.router, self.sizes)
             rows = self.sizes.count * capacity(self.sizes, x.shape[0])
             sent, weights, places = permuted(session, normal, routing, rows)
             received, weights = exchanged(parts, sent), exchanged(parts, weights)
             shared = self._shared(normal)
-            ordered, weights = reordered(parts, received, local), reordered(parts, weights, local)
+            whole, weights = of_all_parts(parts, received), of_all_parts(parts, weights)
+            ordered, weights = reordered(parts, whole, local), reordered(parts, weights, local)
             with session.layer("experts"):
                 inner = _weighted(parts, grouped_product(parts, ordered, self.ups), weights)
                 result = grouped_product(parts, inner, self.downs)
-            returned = reordered(parts, result, local)
+            returned = sum_of_parts(parts, reordered(parts, result, local))
+            session.keep((result,))  # by a local variable of ``MoELayer.experts_compute``
             total = unpermuted(session, exchanged(parts, returned), places)
             if shared is not None:
                 total = add(session, total, shared)

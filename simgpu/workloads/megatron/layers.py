@@ -49,6 +49,7 @@ class Parts:
     """What the layers of one GPU share.
 
     group, tokens, experts: the GPUs that share each layer, the tokens of a sample, and the experts of a layer.
+    of_expert: those that share each expert. of_samples: those that share the layers and the tokens of a sample.
     of_experts: weights of experts, which fewer GPUs have than others. gradients: in float32, of each weight by its
     block. placeholders: what autograd gets instead of the gradient of a weight, by shape.
     """
@@ -58,6 +59,8 @@ class Parts:
     group: Group
     tokens: Group
     experts: Group
+    of_expert: Group
+    of_samples: Group
     of_experts: set[TapeBlock] = field(default_factory=set)
     gradients: dict[TapeBlock, Tensor] = field(default_factory=dict)
     placeholders: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
