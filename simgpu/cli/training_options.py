@@ -186,8 +186,8 @@ _OPTIONS = (
         "--megatron",
         metavar="LAYOUT",
         help="Model one GPU of a job of Megatron-LM with TransformerEngine's modules: of tp GPUs that share each "
-        "layer, cp that share the tokens, pp stages of layers, ep that share the experts of a layer, and dp GPUs that "
-        "share the batch, as tp4,pp2,dp2 or ep8,dp8. "
+        "layer, cp that share the tokens, pp stages of layers, ep that share the experts of a layer, etp that share "
+        "each expert (by default tp), and dp that share the batch, as tp4,pp2,dp2 or ep8,dp8. "
         "--batch is that of one GPU, and the node states its links (peers). Default: transformers' modules on one GPU.",
     ),
     click.option(

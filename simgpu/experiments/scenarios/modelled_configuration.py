@@ -123,8 +123,8 @@ class ModelledConfiguration(FileModel):
     megatron: str | None = Field(
         default=None,
         min_length=1,
-        description="one GPU of a job of Megatron-LM, as tp4,cp2,pp2,dp2 or ep8,dp8: GPUs for layers, tokens, stages, "
-        "experts, the batch",
+        description="one GPU of a job of Megatron-LM, as tp4,cp2,pp2,dp2 or ep8,etp1,dp8: GPUs for layers, tokens, "
+        "stages, experts, each expert, the batch",
     )
     stage: int | None = Field(
         default=None, ge=0, description="with megatron: stage of the pipeline; by default the first"

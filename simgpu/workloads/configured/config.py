@@ -13,7 +13,7 @@ from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.io.input_files import parse_json, read_text
-from simgpu.workloads.configured.decoder import Decoder, HeadNorms
+from simgpu.workloads.configured.decoder import Decoder, HeadNorms, NormKind
 from simgpu.workloads.configured.dense_config import (
     cohere,
     glm,
@@ -300,6 +300,7 @@ def _phi(keys: Keys) -> dict[str, Any]:
         "head_width": head,
         "rotary_width": int(head * keys.rotary_part("partial_rotary_factor", 0.5)),
         "activation": keys.activation("hidden_act", "gelu_new"),
+        "norm_kind": NormKind.LAYER,
         "tied": keys.flag("tie_word_embeddings", False),
         "query_bias": True,
         "output_bias": True,
@@ -322,6 +323,7 @@ def _gpt_neox(keys: Keys) -> dict[str, Any]:
         "head_width": head,
         "rotary_width": int(head * keys.rotary_part("rotary_pct", 0.25)),
         "activation": keys.activation("hidden_act", "gelu"),
+        "norm_kind": NormKind.LAYER,
         "tied": keys.flag("tie_word_embeddings", False),
         "query_bias": bias,
         "output_bias": bias,
@@ -351,6 +353,7 @@ def _gpt2(keys: Keys) -> dict[str, Any]:
         "vocabulary": keys.number("vocab_size", 50257, MOST["vocabulary"]),
         "positions": keys.number("n_positions", 1024, MOST["positions"]),
         "activation": keys.activation("activation_function", "gelu_new"),
+        "norm_kind": NormKind.LAYER,
         "tied": keys.flag("tie_word_embeddings", True),
         "query_bias": True,
         "output_bias": True,

@@ -94,6 +94,7 @@ def attention(
     *,
     causal: bool = True,
     window: int | None = None,
+    columns_of: Tensor | None = None,
 ) -> Tensor:
     """Attention of (batch, heads, tokens, width) tensors; keys may have other tokens.
 
@@ -103,6 +104,8 @@ def attention(
     kind: a result of `fused_kernel`. mask: (batch, 1, tokens, tokens), added to the scores.
     causal: whether a token attends only to itself and those before it; a mask decides it instead. window: the number of
     those before it; None for all.
+    columns_of: the matrix of which queries, keys and values are columns, whose gradient backward writes as one; None
+        for a gradient of each.
     """
     query, key, value, *masks = lowered(session, query, key, value, *(() if mask is None else (mask,)))
     op = f"_scaled_dot_product_{kind}_attention"
@@ -126,18 +129,20 @@ def attention(
     scores = replace(_shape(kind, *inputs), causal=causal and mask is None, window=window)
     work = _work(scores, inputs, bias, Direction.FORWARD)
     created = session.run(op, (*inputs, *bias), results, strides=strides, operations=work, pure=not dropout)
+    followed = inputs if columns_of is None else (columns_of,)
 
     def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         grad = only(grads)
         reads = (grad, *inputs, *bias, *created)
-        shapes = [(x.shape, x.dtype) for x in inputs]
+        shapes = [(x.shape, x.dtype) for x in followed]
         work = _work(scores, inputs, bias, Direction.BACKWARD_DATA)
         gradients = session.run(f"{op}_backward", reads, shapes, operations=work)
-        for each, x in zip(gradients, inputs, strict=True):
-            each.strides = _strides(kind, x, x.shape)
+        if columns_of is None:
+            for each, x in zip(gradients, inputs, strict=True):
+                each.strides = _strides(kind, x, x.shape)
         return gradients
 
-    session.record(created[:1], inputs, backward, (*inputs, *bias, *created))
+    session.record(created[:1], followed, backward, (*inputs, *bias, *created))
     return created[0]
 
 

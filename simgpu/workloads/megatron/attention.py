@@ -1,7 +1,9 @@
 """Attention of Megatron-LM with TransformerEngine: of heads whose weights one product holds, or multi-head latent.
 
 Sources: ``core/transformer/attention.py`` and ``multi_latent_attention.py`` of Megatron-LM at 23e00ed0 (0.14) with the
-layers of ``core/models/gpt/gpt_layer_specs.py``. Latent attention has YaRN's positions by default
+layers of ``core/models/gpt/gpt_layer_specs.py``. Queries, keys and values that are not rotated stay columns of their
+product, which cuDNN reads, and whose gradient it writes, as they lie (the layout sbh3d of TransformerEngine's
+``get_qkv_layout``). Latent attention has YaRN's positions by default
 (``core/fusions/fused_mla_yarn_rope_apply.py``): queries are rotated in place, and one kernel puts keys and values
 together. The normalizations of its narrow vectors belong to the products after them (``--qk-layernorm``).
 TransformerEngine's attention saves queries, keys, values, the result and one number for each row.
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from simgpu.trace.model import BlockKind
-from simgpu.workloads.configured.decoder import Decoder, Latent
+from simgpu.workloads.configured.decoder import Decoder, Latent, NormKind
 from simgpu.workloads.eager.attention import attention
 from simgpu.workloads.eager.pointwise import only
 from simgpu.workloads.eager.session import Session
@@ -29,15 +31,21 @@ _Grads = Sequence[Tensor | None]
 class JointAttention:
     """One product computes queries, keys and values. heads: of queries, of keys and values, and the width of each.
 
-    of_heads: the normalizations of queries and of keys (``--qk-layernorm``), if any.
+    of_heads: the normalizations of queries and of keys (``--qk-layernorm``), if any. bias: of that product, if any.
+    output_bias: of the result, which is added with the layer's input; None for none. rotates: whether positions rotate
+    queries and keys. dropout: rate at which shares are dropped.
     """
 
     parts: Parts
     heads: tuple[int, int, int]
-    norm: Tensor
+    norm: tuple[Tensor, ...]
     joint: Tensor
     output: Tensor
     of_heads: tuple[Tensor, Tensor] | None
+    bias: Tensor | None
+    output_bias: Tensor | None
+    rotates: bool
+    dropout: float
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder) -> JointAttention:
@@ -46,24 +54,29 @@ class JointAttention:
         heads = decoder.heads // ranks, decoder.key_heads // ranks, decoder.head_width
         with parts.session.layer("self_attention"):
             output = parts.matrix("linear_proj.weight", width, heads[0] * heads[2])
-            norm = parts.vector("linear_qkv.layer_norm_weight", width)
-            joint = parts.matrix("linear_qkv.weight", (heads[0] + 2 * heads[1]) * heads[2], width)
+            output_bias = parts.vector("linear_proj.bias", width) if decoder.output_bias else None
+            norm = parts.norm("linear_qkv.layer_norm_", width, layer=decoder.norm_kind is NormKind.LAYER)
+            columns = (heads[0] + 2 * heads[1]) * heads[2]
+            joint = parts.matrix("linear_qkv.weight", columns, width)
+            bias = parts.vector("linear_qkv.bias", columns) if decoder.query_bias else None
             of_heads = None
             if decoder.head_norms is not None:
                 query, key = (parts.vector(f"{name}_layernorm.weight", heads[2]) for name in ("q", "k"))
                 of_heads = query, key
-        return cls(parts, heads, norm, joint, output, of_heads)
+        rotates, dropout = decoder.rotary_width > 0, decoder.attention_dropout
+        return cls(parts, heads, norm, joint, output, of_heads, bias, output_bias, rotates, dropout)
 
     @property
     def norms(self) -> tuple[Tensor, ...]:
-        """Weights of normalizations, of which all GPUs of a group have a copy."""
-        return (self.norm, *(self.of_heads or ()))
+        """Weights of normalizations and the result's bias, of which all GPUs of a group have a copy."""
+        return (*self.norm, *(self.of_heads or ()), *(() if self.output_bias is None else (self.output_bias,)))
 
     def __call__(self, x: Tensor, samples: int) -> Tensor:
         """samples: whose tokens are the rows."""
         with self.parts.session.layer("self_attention"):
-            joint = norm_product(self.parts, x, self.norm, self.joint)
-            return row_product(self.parts, self._attended(joint, samples), self.output)
+            joint = norm_product(self.parts, x, self.norm, self.joint, self.bias)
+            attended = self._attended(joint, samples) if self.rotates else self._of_columns(joint, samples)
+            return row_product(self.parts, attended, self.output)
 
     def _attended(self, joint: Tensor, samples: int) -> Tensor:
         """Of a product's columns: queries, keys and values of each group of heads after each other."""
@@ -78,8 +91,20 @@ class JointAttention:
             key = _rotated(session, key, (samples, keys, tokens, width))
         value = _contiguous(session, value, (samples, keys, tokens, width))  # ``get_qkv_layout``
         query, key, value = (_of_all_tokens(self.parts, each) for each in (query, key, value))
-        result = attention(session, "flash", query, key, value, 0.0, causal=True)
+        result = attention(session, "flash", query, key, value, self.dropout, causal=True)
         return _flat(session, _of_all_heads(self.parts, result))
+
+    def _of_columns(self, joint: Tensor, samples: int) -> Tensor:
+        """Of a product's columns, of which each head has its query, key and value after each other."""
+        session, (heads, _, width) = self.parts.session, self.heads
+        shape = samples, heads, joint.shape[0] // samples, width
+        strides = joint.shape[1], 3 * width, samples * joint.shape[1], 1
+        views = [joint.seen(shape, strides) for _ in range(3)]
+        for place, view in enumerate(views):
+            view.offset += place * width
+        query, key, value = views
+        result = attention(session, "flash", query, key, value, self.dropout, causal=True, columns_of=joint)
+        return _flat(session, result)
 
     def _normalized(self, x: Tensor, scale: Tensor) -> Tensor:
         """Each head of each row, of a copy that is contiguous."""
@@ -105,6 +130,10 @@ class LatentSelfAttention:
     down_norm: Tensor
     up: Tensor
     output: Tensor
+
+    @property
+    def output_bias(self) -> None:
+        """There is none."""
 
     @property
     def norms(self) -> tuple[Tensor, ...]:
@@ -144,8 +173,8 @@ class LatentSelfAttention:
             if self.query_norm is None:
                 query = row_product(parts, narrow, self.query_up)
             else:
-                query = norm_product(parts, narrow, self.query_norm, self.query_up)
-            pairs = norm_product(parts, of_pairs, self.down_norm, self.up)
+                query = norm_product(parts, narrow, (self.query_norm,), self.query_up)
+            pairs = norm_product(parts, of_pairs, (self.down_norm,), self.up)
             with session.layer("query"):
                 query = _rotated_in_place(session, query, (*shape, self.decoder.head_width))
             with session.layer("key"):

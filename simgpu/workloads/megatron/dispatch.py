@@ -62,9 +62,35 @@ def exchanged(parts: Parts, x: Tensor) -> Tensor:
     return result
 
 
+def of_all_parts(parts: Parts, x: Tensor) -> Tensor:
+    """The rows that the GPUs which share these experts have received, on each of them."""
+    return _spread(parts, x, gathers=True)
+
+
+def sum_of_parts(parts: Parts, x: Tensor) -> Tensor:
+    """The sums of what these GPUs have made of the rows, of which each has its own."""
+    return _spread(parts, x, gathers=False)
+
+
+def _spread(parts: Parts, x: Tensor, *, gathers: bool) -> Tensor:
+    exchanges, group = parts.exchanges, parts.of_expert
+    if group.ranks == 1:
+        return x
+    there, back = exchanges.gathered, exchanges.scattered
+    if not gathers:
+        there, back = back, there
+    result = there(x, group)
+
+    def backward(grads: _Grads) -> _Grads:
+        return (back(only(grads), group),)
+
+    parts.session.record((result,), (x,), backward, in_python=True)
+    return result
+
+
 def reordered(parts: Parts, x: Tensor, local: int) -> Tensor:
     """Rows by expert instead of by GPU, or the other way, a copy. local: experts of this GPU."""
-    if parts.experts.ranks == 1 or local == 1:
+    if parts.experts.ranks * parts.of_expert.ranks == 1 or local == 1:
         return x
     (result,) = parts.session.run("clone", (x,), ((x.shape, x.dtype),))
 

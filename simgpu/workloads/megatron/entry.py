@@ -58,26 +58,37 @@ class Job:
     @property
     def of_tokens(self) -> Group:
         """The GPUs that share the tokens of a sample."""
-        return self._apart(self.layout.context)
+        return self._apart(self.layout.context, self.layout.tensor)
 
     @property
     def replicas(self) -> Group:
         """The GPUs with the same weights: those that share the batch or the tokens."""
-        return self._apart(self.layout.data * self.layout.context)
+        return self._apart(self.layout.data * self.layout.context, self.layout.tensor)
+
+    @property
+    def of_samples(self) -> Group:
+        """The GPUs that share the layers or the tokens of a sample: neighbours."""
+        return self._apart(self.layout.tensor * self.layout.context, 1)
+
+    @property
+    def of_expert(self) -> Group:
+        """The GPUs that share each expert: neighbours."""
+        return self._apart(self.layout.of_expert, 1)
 
     @property
     def experts(self) -> Group:
-        """The GPUs that share the experts of a layer: neighbours among those that share the batch."""
-        return self._apart(self.layout.expert)
+        """The GPUs that share the experts of a layer: one of each group that shares an expert."""
+        return self._apart(self.layout.expert, self.layout.of_expert)
 
     @property
     def replicas_of_experts(self) -> Group:
         """The GPUs that have the same experts: one of each group that shares them."""
-        return self._apart(self.layout.data // self.layout.expert, self.layout.expert)
+        each = self.layout.of_expert * self.layout.expert
+        return self._apart(self.layout.gpus // self.layout.pipeline // each, each)
 
-    def _apart(self, ranks: int, step: int = 1) -> Group:
-        """GPUs of different groups that share layers, on as few nodes as possible. step: from one to the next."""
-        nodes = min(ranks, -(-ranks * step * self.layout.tensor // max(self.node.gpus, self.layout.tensor)))
+    def _apart(self, ranks: int, step: int) -> Group:
+        """GPUs that are so far from one to the next, on as few nodes as possible."""
+        nodes = min(ranks, -(-ranks * step // self.node.gpus))
         return Group(ranks, next(count for count in range(nodes, ranks + 1) if ranks % count == 0))
 
     @property
@@ -218,7 +229,8 @@ class _StageRun:
     def _begin(self) -> None:
         job, session = self.job, Session()
         exchanges = Exchanges(session, job.node, self.prices)
-        self.parts = Parts(session, exchanges, job.group, job.of_tokens, job.experts)
+        groups = job.group, job.of_tokens, job.experts, job.of_expert, job.of_samples
+        self.parts = Parts(session, exchanges, *groups)
         self.model = Stage(self.parts, job.decoder, self.layers, first=self.first, last=self.last)
         session.tape.layer = None
         of_pytorch = self.last or bool(self.parts.of_experts)  # the output layer, and routers
@@ -283,7 +295,7 @@ def _notes(job: Job, stage: int) -> str:
     if layout.pipeline > 1:
         extra = f" Stage {stage} of {layout.pipeline}, whose waits for other stages are kernels named recv."
     if decoder.experts is not None:
-        rows = capacity(decoder.experts, job.samples * job.tokens)
+        rows = capacity(decoder.experts, job.samples * job.tokens // layout.tensor)
         extra += f" Each expert gets {rows} rows of each GPU's tokens of a micro-batch, padded to its capacity."
     return (
         f"{decoder.family} from its configuration, {job.length} tokens a sample, as Megatron-LM 0.20 runs it with "

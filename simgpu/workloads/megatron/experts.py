@@ -3,7 +3,8 @@
 Sources: ``core/transformer/mlp.py``, ``core/transformer/moe/moe_layer.py``, ``experts.py`` (``TEGroupedMLP``) and
 ``shared_experts.py`` (not overlapped) of Megatron-LM at 23e00ed0 (0.14); TransformerEngine 2.11,
 ``pytorch/module/grouped_linear.py``. Each expert's result is scaled by the router's weights between its two products
-(``core/fusions/fused_bias_swiglu.py``), so that un-permuting needs no weights.
+(``core/fusions/fused_bias_swiglu.py``), so that un-permuting needs no weights. GPUs that share an expert gather all
+their rows and scatter the sums (``--expert-tensor-parallel-size``, by default as many as share a layer).
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simgpu.workloads.configured.decoder import Decoder, Experts
+from simgpu.workloads.configured.decoder import Decoder, Experts, NormKind
 from simgpu.workloads.eager.pointwise import add, only
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.work import gemm
-from simgpu.workloads.megatron.dispatch import exchanged, permuted, reordered, unpermuted
-from simgpu.workloads.megatron.layers import Parts, gated, norm_product, normalized, row_product
+from simgpu.workloads.megatron.dispatch import exchanged, of_all_parts, permuted, reordered, sum_of_parts, unpermuted
+from simgpu.workloads.megatron.layers import Parts, biased_gelu, gated, norm_product, normalized, row_product
 from simgpu.workloads.megatron.router import capacity, routed
 from simgpu.workloads.timemodel.operation import Direction, GemmShape, Operation
 
@@ -25,25 +26,39 @@ _Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class DensePart:
-    """A gated feed-forward part, with the normalization before it."""
+    """A gated feed-forward part, or a plain one with biases, with the normalization before it.
+
+    bias: of the first product, if it has one. output_bias: of the second, which is added with the layer's input.
+    """
 
     parts: Parts
-    norm: Tensor
+    norm: tuple[Tensor, ...]
     up: Tensor
     down: Tensor
+    bias: Tensor | None
+    output_bias: Tensor | None
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """Weights of the normalization and the result's bias, of which all GPUs of a group have a copy."""
+        return self.norm if self.output_bias is None else (*self.norm, self.output_bias)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder) -> DensePart:
         """Creates this GPU's parts of the weights."""
         width, inner = decoder.width, decoder.inner // parts.group.ranks
         with parts.session.layer("mlp"):
-            norm = parts.vector("linear_fc1.layer_norm_weight", width)
-            up = parts.matrix("linear_fc1.weight", 2 * inner, width)
-            return cls(parts, norm, up, parts.matrix("linear_fc2.weight", width, inner))
+            norm = parts.norm("linear_fc1.layer_norm_", width, layer=decoder.norm_kind is NormKind.LAYER)
+            up = parts.matrix("linear_fc1.weight", inner if decoder.inner_bias else 2 * inner, width)
+            bias = parts.vector("linear_fc1.bias", inner) if decoder.inner_bias else None
+            down = parts.matrix("linear_fc2.weight", width, inner)
+            output_bias = parts.vector("linear_fc2.bias", width) if decoder.inner_bias else None
+            return cls(parts, norm, up, down, bias, output_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         with self.parts.session.layer("mlp"):
-            inner = gated(self.parts, norm_product(self.parts, x, self.norm, self.up))
+            both = norm_product(self.parts, x, self.norm, self.up)
+            inner = gated(self.parts, both) if self.bias is None else biased_gelu(self.parts, both, self.bias)
             return row_product(self.parts, inner, self.down)
 
 
@@ -58,19 +73,25 @@ class RoutedExperts:
     ups: tuple[Tensor, ...]
     downs: tuple[Tensor, ...]
     shared: tuple[Tensor, Tensor] | None
+    output_bias: None = None
+
+    @property
+    def norms(self) -> tuple[Tensor, ...]:
+        """The weights of normalization and router, of which all GPUs of a group have a copy."""
+        return (self.norm, self.router)
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, sizes: Experts) -> RoutedExperts:
         """Creates the weights of the router, this GPU's experts and the shared ones."""
         session, width, local = parts.session, decoder.width, sizes.count // parts.experts.ranks
-        norm = parts.vector("pre_mlp_layernorm.weight", width)
+        norm, inner = parts.vector("pre_mlp_layernorm.weight", width), sizes.inner // parts.of_expert.ranks
         with session.layer("mlp"):
             with session.layer("router"):
                 router = session.weight("weight", (sizes.count, width), "bfloat16")
             with session.layer("experts"):
                 ups, downs = (
                     tuple(parts.matrix(f"{name}.weight{number}", *shape) for number in range(local))
-                    for name, shape in (("linear_fc1", (2 * sizes.inner, width)), ("linear_fc2", (width, sizes.inner)))
+                    for name, shape in (("linear_fc1", (2 * inner, width)), ("linear_fc2", (width, inner)))
                 )
             parts.of_experts.update(weight.block for weight in (*ups, *downs))
             shared = None
@@ -86,16 +107,18 @@ class RoutedExperts:
             normal = normalized(parts, x, self.norm)
         with session.layer("mlp"):
             with session.layer("router"):
-                routing = routed(session, normal, self.router, self.sizes)
+                routing = routed(parts, normal, self.router, self.sizes)
             rows = self.sizes.count * capacity(self.sizes, x.shape[0])
             sent, weights, places = permuted(session, normal, routing, rows)
             received, weights = exchanged(parts, sent), exchanged(parts, weights)
             shared = self._shared(normal)
-            ordered, weights = reordered(parts, received, local), reordered(parts, weights, local)
+            whole, weights = of_all_parts(parts, received), of_all_parts(parts, weights)
+            ordered, weights = reordered(parts, whole, local), reordered(parts, weights, local)
             with session.layer("experts"):
                 inner = _weighted(parts, grouped_product(parts, ordered, self.ups), weights)
                 result = grouped_product(parts, inner, self.downs)
-            returned = reordered(parts, result, local)
+            returned = sum_of_parts(parts, reordered(parts, result, local))
+            session.keep((result,))  # by a local variable of ``MoELayer.experts_compute``
             total = unpermuted(session, exchanged(parts, returned), places)
             if shared is not None:
                 total = add(session, total, shared)

@@ -1,11 +1,12 @@
 """The layers of Megatron-LM's GPT model that one stage of a pipeline has, and its loss.
 
-Source: Megatron-LM 0.20, ``core/models/gpt/gpt_model.py``, ``core/transformer/transformer_layer.py`` and
-``core/tensor_parallel/layers.py``, with TransformerEngine's layers (`simgpu.workloads.megatron.layers`), without biases
-and dropout. The embedding and the layer of the logits are divided by words, whose number is padded to a multiple of
-128 for each GPU of a group. The layer of the logits gathers its input in a buffer that stays
-(``get_global_memory_buffer``). The loss is TransformerEngine 2.11's ``parallel_cross_entropy``, which replaces the
-logits by their gradient (``--cross-entropy-loss-fusion --cross-entropy-fusion-impl te``).
+Source: Megatron-LM 0.20, ``core/models/gpt/gpt_model.py``, ``core/transformer/transformer_layer.py``,
+``core/models/common/embeddings/language_model_embedding.py`` and ``core/tensor_parallel/layers.py``, with
+TransformerEngine's layers (`simgpu.workloads.megatron.layers`). The embedding and the layer of the logits are divided
+by words, whose number is padded to a multiple of 128 for each GPU of a group. Trained positions are on each GPU whole.
+The layer of the logits gathers its input in a buffer that stays (``get_global_memory_buffer``). The loss is
+TransformerEngine 2.11's ``parallel_cross_entropy``, which replaces the logits by their gradient
+(``--cross-entropy-loss-fusion --cross-entropy-fusion-impl te``).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from dataclasses import dataclass
 
 from simgpu.hardware.collectives import Collective, Group
 from simgpu.trace.model import BlockKind
-from simgpu.workloads.configured.decoder import Decoder
-from simgpu.workloads.eager.pointwise import add, only, scale
-from simgpu.workloads.eager.products import product
+from simgpu.workloads.configured.decoder import Decoder, NormKind
+from simgpu.workloads.eager.pointwise import add, dropout, only, scale
+from simgpu.workloads.eager.products import embedding, product
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
 from simgpu.workloads.eager.work import work_of
 from simgpu.workloads.megatron.attention import JointAttention, LatentSelfAttention
 from simgpu.workloads.megatron.experts import DensePart, RoutedExperts
-from simgpu.workloads.megatron.layers import Parts, add_product, normalized
+from simgpu.workloads.megatron.layers import Parts, add_product, biased_sum, normalized
 
 #: ``--make-vocab-size-divisible-by``, for each GPU of a group.
 _WORDS = 128
@@ -51,11 +52,14 @@ class Stage:
         if first:
             with session.layer("embedding"):
                 self.table = session.weight("word_embeddings.weight", (self.words, decoder.width), "bfloat16")
+                if not decoder.rotary_width:
+                    shape = decoder.positions, decoder.width
+                    self.positions = session.weight("position_embeddings.weight", shape, "bfloat16")
         with session.layer("decoder"):
             self.layers = [_Layer.create(parts, decoder, number) for number in layers]
             if last:
                 with session.layer("final_layernorm"):
-                    self.scale = parts.vector("weight", decoder.width)
+                    self.scale = parts.norm("", decoder.width, layer=decoder.norm_kind is NormKind.LAYER)
         if last:
             with session.layer("output_layer"):
                 tied = first and decoder.tied
@@ -66,6 +70,8 @@ class Stage:
         session, group = self.parts.session, self.parts.group
         with session.layer("embedding"):
             rows = self._looked_up(tokens)
+            if not self.decoder.rotary_width:
+                return self._dropped(self._with_positions(rows, tokens))
             result = self.parts.exchanges.scattered(rows, group)
             if result is not rows:
 
@@ -73,7 +79,30 @@ class Stage:
                     return (self.parts.exchanges.gathered(only(grads), group),)
 
                 session.record((result,), (rows,), backward, in_python=True)
-            return result
+            return self._dropped(result)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        with self.parts.session.layer("embedding_dropout"):
+            return dropout(self.parts.session, x, self.decoder.embedding_dropout)
+
+    def _with_positions(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The rows with those of their positions. Of several GPUs each adds up all, and copies its part then."""
+        session, group = self.parts.session, self.parts.group
+        self.parts.exchanges.in_place(Collective.ALL_REDUCE, [rows], group)
+        places = session.constant("position_ids", tokens.shape, "int64", BlockKind.INPUT).seen((tokens.count,))
+        whole = add(session, rows, embedding(session, places, self.positions))
+        if tokens.shape[0] > 1:
+            whole = _in_order_of_tokens(session, whole)
+        if group.ranks == 1:
+            return whole
+        part = whole.part(0, 0, tokens.count // group.ranks)
+        (result,) = session.run("clone", (part,), ((part.shape, part.dtype),))
+
+        def backward(grads: _Grads) -> _Grads:
+            return (self.parts.exchanges.gathered(only(grads), group),)
+
+        session.record((result,), (whole,), backward, in_python=True)
+        return result
 
     def _looked_up(self, tokens: Tensor) -> Tensor:
         """Rows of the table; with several GPUs, zeros for the words of others."""
@@ -103,7 +132,7 @@ class Stage:
         """The mean loss of a micro-batch, divided by their number."""
         session = self.parts.session
         with session.layer("decoder"), session.layer("final_layernorm"):
-            normal = normalized(self.parts, x, self.scale)
+            normal = normalized(self.parts, x, *self.scale)
         with session.layer("output_layer"):
             logits = self._logits(normal)
         with session.layer("loss"):
@@ -168,10 +197,11 @@ class Stage:
 class _Layer:
     """One transformer layer."""
 
-    session: Session
+    parts: Parts
     name: str
     attention: JointAttention | LatentSelfAttention
     inner: DensePart | RoutedExperts
+    dropout: float
 
     @classmethod
     def create(cls, parts: Parts, decoder: Decoder, number: int) -> _Layer:
@@ -185,19 +215,35 @@ class _Layer:
                 inner: DensePart | RoutedExperts = DensePart.create(parts, decoder)
             else:
                 inner = RoutedExperts.create(parts, decoder, experts)
-        return cls(parts.session, name, attention, inner)
+        return cls(parts, name, attention, inner, decoder.dropout)
 
     def __call__(self, x: Tensor, samples: int) -> Tensor:
-        with self.session.layer(self.name):
-            x = add(self.session, x, self.attention(x, samples))
-            return add(self.session, x, self.inner(x))
+        with self.parts.session.layer(self.name):
+            x = self._sum(x, self.attention(x, samples), self.attention.output_bias)
+            return self._sum(x, self.inner(x), self.inner.output_bias)
+
+    def _sum(self, x: Tensor, result: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return add(self.parts.session, x, result)
+        return biased_sum(self.parts, result, bias, x, self.dropout)
+
+
+def _in_order_of_tokens(session: Session, x: Tensor) -> Tensor:
+    """Rows of the first token of each sample, then of the second, a copy."""
+    (result,) = session.run("clone", (x,), ((x.shape, x.dtype),))
+
+    def backward(grads: _Grads) -> _Grads:
+        return (only(grads),)
+
+    session.record((result,), (x,), backward)
+    return result
 
 
 def all_reduced_norms(stage: Stage) -> list[Tensor]:
-    """The gradients of normalizations, which each GPU of a group has of its part of the tokens only."""
+    """The gradients of normalizations and of biases of sums: each GPU of a group has those of its tokens."""
     gradients = stage.parts.gradients
-    weights = [norm for layer in stage.layers for norm in (*layer.attention.norms, layer.inner.norm)]
-    weights += [stage.scale] if stage.last else []
+    weights = [norm for layer in stage.layers for norm in (*layer.attention.norms, *layer.inner.norms)]
+    weights += stage.scale if stage.last else ()
     return [gradients[weight.block] for weight in weights]
 
 

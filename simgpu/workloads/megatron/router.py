@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from simgpu.hardware.collectives import Collective
 from simgpu.workloads.configured.decoder import Experts, Groups
 from simgpu.workloads.eager.normalization import softmax
 from simgpu.workloads.eager.pointwise import cast, elementwise, only, scale
@@ -19,7 +20,7 @@ from simgpu.workloads.eager.products import product
 from simgpu.workloads.eager.routing import largest
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.megatron.layers import turned
+from simgpu.workloads.megatron.layers import Parts, turned
 
 _Grads = Sequence[Tensor | None]
 
@@ -40,15 +41,16 @@ def capacity(experts: Experts, tokens: int) -> int:
     return -(-tokens * experts.chosen // experts.count)
 
 
-def routed(session: Session, x: Tensor, weight: Tensor, sizes: Experts) -> Routing:
+def routed(parts: Parts, x: Tensor, weight: Tensor, sizes: Experts) -> Routing:
     """The routing of the rows. weight: of the router."""
+    session = parts.session
     logits = _logits(session, x, weight)
     scores, places = _chosen(session, logits, sizes)
     weights = _scattered(session, scores, places, logits)
     _mask(session, logits, places)
     mask = _with_capacity(session, weights, capacity(sizes, x.shape[0]))
     weights = _masked(session, weights, mask)
-    return Routing(_with_loss(session, weights, _balance(session, logits, sizes.chosen)), mask)
+    return Routing(_with_loss(session, weights, _balance(parts, logits, sizes.chosen)), mask)
 
 
 def _logits(session: Session, x: Tensor, weight: Tensor) -> Tensor:
@@ -139,13 +141,18 @@ def _masked(session: Session, weights: Tensor, mask: Tensor) -> Tensor:
     return result
 
 
-def _balance(session: Session, logits: Tensor, chosen: int) -> Tensor:
-    """The loss of experts that get different numbers of tokens, of scores that are computed again."""
+def _balance(parts: Parts, logits: Tensor, chosen: int) -> Tensor:
+    """The loss of experts that get different numbers of tokens, of scores that are computed again.
+
+    The GPUs that share a sample add up the tokens of each expert.
+    """
+    session = parts.session
     scores = softmax(session, logits, dtype="float32")
     _, places = largest(session, scores.seen(scores.shape), chosen)
     mask = _mask(session, logits, places)
     count = (logits.shape[1],)
     (tokens,) = session.run("sum", (mask,), ((count, "int64"),))
+    parts.exchanges.in_place(Collective.ALL_REDUCE, [tokens], parts.of_samples)
     (sums,) = session.run("sum", (scores,), ((count, scores.dtype),))
     products = elementwise(session, "mul", sums, tokens, dtype=scores.dtype)
     (total,) = session.run("sum", (products,), (((), scores.dtype),))

@@ -41,6 +41,17 @@ _SMALL = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+_MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": _WIDTH,
+    "intermediate_size": _INNER,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "num_local_experts": _COUNT,
+    "num_experts_per_tok": _CHOSEN,
+    "vocab_size": 1000,
+}
 #: Of attention, the dense layer's products, the shared experts, a router, and all experts of a layer.
 _ATTENTION = 64 * 32 + 32 + 32 * 4 * 24 + 64 * 32 + 24 + 24 * 4 * 32 + 4 * 16 * 64 + 64
 _DENSE, _SHARED, _ROUTER, _EXPERTS = 3 * 64 * 96 + 64, 3 * 64 * 96, 8 * 64 + 64, 8 * 3 * 64 * 48
@@ -174,9 +185,75 @@ def test_deepseek_v2_is_modelled_in_jobs_alone() -> None:
         decoder_of({"model_type": "deepseek_v2"})
 
 
+def _of_experts(result: ModelledIteration) -> int:
+    """Bytes that the last layer's experts keep for backward, with what is around them."""
+    names = ("decoder.layers.1.pre_mlp_layernorm", "decoder.layers.1.mlp")
+    return sum(each.block.bytes for each in result.saved if each.layer.startswith(names))
+
+
+def test_whole_experts_next_to_divided_layers_do_what_they_do_for_as_many_tokens() -> None:
+    """With etp1, of two GPUs that share a layer each has half of the tokens, and sends them to experts as alone."""
+    divided = megatron_iteration(Job(decoder_of(_MIXTRAL), Layout.parsed("tp2,ep4,etp1,dp2"), _NODE, 1, 2 * _ROWS))
+    alone = megatron_iteration(Job(decoder_of(_MIXTRAL), Layout.parsed("ep4,dp4"), _NODE, 1, _ROWS))
+    assert _of_experts(divided) == _of_experts(alone)
+    kernels = [
+        [(each.op, each.phase, each.duration_ns) for each in one.trace.kernels if ".mlp.experts" in (each.layer or "")]
+        for one in (divided, alone)
+    ]
+    assert kernels[0] == kernels[1] and kernels[0]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts", "local"), [("tp2,ep4,dp4", 2, 2), ("tp4,dp2", 4, 8), ("tp2,ep4,etp4,dp8", 4, 2)]
+)
+def test_gpus_that_share_an_expert_have_its_columns_and_all_their_rows(layout: str, parts: int, local: int) -> None:
+    read, tokens = Layout.parsed(layout), 128
+    result = megatron_iteration(Job(decoder_of(_MIXTRAL), read, _NODE, 1, tokens * read.tensor))
+    rows = _COUNT * capacity(Experts(_COUNT, _CHOSEN, _INNER), tokens)  # that this GPU sends, and receives
+    inner = _INNER // parts
+    experts = 2 * parts * rows * (_WIDTH + 2 * inner + 1 + inner)
+    alone = megatron_iteration(Job(decoder_of(_MIXTRAL), Layout.parsed("ep1"), _NODE, 1, tokens))
+    of_alone = 2 * rows * (_WIDTH + 2 * _INNER + 1 + _INNER)
+    assert _of_experts(result) - experts == _of_experts(alone) - of_alone
+    weights = sum(
+        block.bytes for block in result.trace.blocks if block.kind is BlockKind.WEIGHT and ".mlp.experts" in block.id
+    )
+    assert weights == 2 * 2 * local * 3 * _WIDTH * inner
+
+
+def test_rows_of_all_gpus_that_share_an_expert_are_gathered_and_sums_scattered() -> None:
+    tokens, group = 128, Group(2)
+    trace = megatron_iteration(Job(decoder_of(_MIXTRAL), Layout.parsed("tp2,ep4,dp4"), _NODE, 1, 2 * tokens)).trace
+    rows = _COUNT * capacity(Experts(_COUNT, _CHOSEN, _INNER), tokens)
+    of_experts = [kernel for kernel in trace.kernels if (kernel.layer or "").endswith(".mlp")]
+    values, weights = 2 * rows * 2 * _WIDTH, 2 * rows * 2
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    for op, phase, sizes in (
+        (Collective.ALL_GATHER, forward, [values, weights]),
+        (Collective.REDUCE_SCATTER, forward, [values]),
+        (Collective.ALL_GATHER, backward, [values]),
+        (Collective.REDUCE_SCATTER, backward, [values, weights]),
+    ):
+        found = sorted(kernel.duration_ns for kernel in of_experts if kernel.op == op and kernel.phase is phase)
+        assert found == sorted(2 * [collective_ns(op, size, group, _NODE) for size in sizes])
+
+
+def test_routers_are_added_up_over_the_gpus_that_share_a_layer() -> None:
+    """Their gradients after backward, and in forward the number of each expert's tokens."""
+    trace = megatron_iteration(Job(decoder_of(_MIXTRAL), Layout.parsed("tp2,ep4,dp4"), _NODE, 1, 256)).trace
+    reduced = [kernel for kernel in trace.kernels if kernel.op == "all_reduce"]
+    assert [kernel.phase for kernel in reduced] == [Phase.FORWARD] * 2 + [Phase.OPTIMIZER]
+    assert all((kernel.layer or "").endswith("router") for kernel in reduced[:2])
+    weights = 2 * (2 * _WIDTH + _COUNT * _WIDTH) + _WIDTH
+    assert reduced[2].duration_ns == collective_ns(Collective.ALL_REDUCE, 4 * weights, Group(2), _NODE)
+
+
 @pytest.mark.parametrize(
     ("layout", "node", "experts", "replicas"),
     [
+        (Layout(tensor=2, expert=4, data=4), "b200-x8", Group(4), Group(1)),
+        (Layout(tensor=2, expert=8, data=4, expert_tensor=1), "b200-x8", Group(8), Group(1)),
+        (Layout(tensor=4, expert=4, data=8), "b200-x8", Group(4, nodes=2), Group(2, nodes=2)),
         (Layout(expert=8, data=8), "b200-x8", Group(8), Group(1)),
         (Layout(expert=4, data=8), "b200-x8", Group(4), Group(2)),
         (Layout(expert=8, data=32), "b200-x8", Group(8), Group(4, nodes=4)),
@@ -246,9 +323,12 @@ def test_peaks_are_within_a_tenth_of_a_percent_of_measured_ones(
     [
         ({}, "ep3,dp3", "8 experts cannot be divided by ep3"),
         ({}, "ep4,dp2", "ep4 GPUs that share experts cannot be part of dp2.*give a multiple of 4 as dp"),
-        ({}, "tp2,ep2,dp2", "tensor or context parallelism .tp, cp. are not modelled"),
-        ({}, "cp2", "tensor or context parallelism .tp, cp. are not modelled"),
+        ({}, "tp2,ep2,dp2", "latent attention with tensor or context parallelism .tp, cp. is not modelled"),
+        ({}, "cp2", "latent attention with tensor or context parallelism .tp, cp. is not modelled"),
         ({"model_type": "llama"}, "ep2,dp2", "llama has no experts to divide by ep2"),
+        ({"model_type": "llama"}, "tp2,etp1", "llama has no experts to divide by etp1"),
+        (_MIXTRAL, "tp2,ep8,dp4", "8 GPUs of a stage .* groups of etp2 x ep8 that share experts; .*or etp1"),
+        (_MIXTRAL, "tp2,ep2,etp32,dp64", "48 columns of an expert cannot be divided by etp32"),
     ],
 )
 def test_layouts_that_do_not_fit_experts_are_refused(changes: dict[str, object], layout: str, message: str) -> None:

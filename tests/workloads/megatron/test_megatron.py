@@ -250,7 +250,7 @@ def test_layouts_that_do_not_fit_are_refused(layout: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "layout", "message"),
     [
-        ({"attention_bias": True}, "tp2", "has biases, which"),
+        ({"attention_bias": True}, "tp2", "has biases outside of queries, keys and values, which"),
         ({"model_type": "mistral", "sliding_window": 64}, "tp2", "has a window of 64 tokens, which"),
         ({"tie_word_embeddings": True}, "pp2", "has one table for embedding and logits in a pipeline, which"),
         ({"model_type": "gemma"}, "tp2", "of the family gemma as Megatron-LM's GPT model is not modelled"),
@@ -263,10 +263,10 @@ def test_models_in_another_form_are_refused(changes: dict[str, object], layout: 
 
 
 def test_all_that_is_not_modelled_is_reported_together() -> None:
-    gpt2 = decoder_of({"model_type": "gpt2"})
+    olmo = decoder_of({**_SMALL, "model_type": "olmo2"})
     options = TrainingOptions(attention="eager", lora=8)
     with pytest.raises(InputError) as error:
-        megatron_of(gpt2, SampleSizes(length=128), "xp4", None, batch=1, node=_NODE, options=options)
+        megatron_of(olmo, SampleSizes(length=128), "xp4", None, batch=1, node=_NODE, options=options)
     assert [problem.place for problem in error.value.problems] == ["attention", "lora", "megatron"]
-    with pytest.raises(InputError, match="of the family gpt2 as Megatron-LM's GPT model is not modelled"):
-        megatron_of(gpt2, SampleSizes(length=128), "tp2", None, batch=1, node=_NODE, options=TrainingOptions())
+    with pytest.raises(InputError, match="of the family olmo2 as Megatron-LM's GPT model is not modelled"):
+        megatron_of(olmo, SampleSizes(length=128), "tp2", None, batch=1, node=_NODE, options=TrainingOptions())
