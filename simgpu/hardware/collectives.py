@@ -9,8 +9,12 @@ of a large buffer.
 NCCL's model has long transfers at their full rate from the first byte, and so is up to 65% too fast below 256 MiB. So
 Simple and the switch take a time to fill in addition, one number chosen from the curve of an H200 (`_FILL_NS`).
 
+That model has no messages. They, and an all-to-all, which is one to every other GPU, follow src/enqueue.cc: LL up to
+16 KiB, else Simple, to 8 GPUs at a time, each message over the links between its two GPUs. No curve of them was read,
+so they take no time to fill.
+
 What is left out: CollNet; limits by the number of channels, which no node file states; and the latency of a network
-adapter. A message, and each part of an all-to-all, is taken as a step of a ring.
+adapter.
 """
 
 from __future__ import annotations
@@ -107,7 +111,8 @@ _TREE_TENTHS = {
 }
 #: Of a tree of switches, one power of two longer.
 _SWITCH_TENTHS = (*_TREE_TENTHS[_Protocol.SIMPLE], 9)
-_OLD = ("kepler", "maxwell", "pascal", "volta", "turing")
+_BEFORE_VOLTA = ("kepler", "maxwell", "pascal")
+_OLD = (*_BEFORE_VOLTA, "volta", "turing")
 #: Bytes per second of LL at most: within a node by the GPU, across two nodes and more by the makers of the processors.
 _LL_IN_NODE = {
     **dict.fromkeys(_OLD, 39 * 10**9),
@@ -125,6 +130,8 @@ _SWITCH_NS = 25_000
 _SWITCH_LEVEL_NS = 20_900
 #: The time of PAT (parallel aggregated trees): in all, of a level of its tree, and of each GPU.
 _PAT_NS = (8_000, 4_000, 2_800)
+#: Bytes of the longest message that LL sends, and the number of messages that a GPU sends at a time.
+_SHORT, _AT_A_TIME = 16 * 1024, 8
 
 
 def collective_ns(kind: Collective, size: int, group: Group, node: NodeSpec) -> int:
@@ -182,25 +189,35 @@ def _stating(node: NodeSpec, group: Group, key: str) -> str:
 
 def _ways(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
     """The time of each protocol and algorithm that NCCL would consider."""
-    if kind is Collective.SEND:
-        yield from _messages(size, group, node)
+    if kind in (Collective.SEND, Collective.ALL_TO_ALL):
+        yield _messages_ns(kind, size, group, node)
         return
     yield from _rings(kind, size, group, node)
     if kind is Collective.ALL_REDUCE:
         yield from _trees(size, group, node)
         yield from _switches(size, group, node)
-    elif kind is not Collective.ALL_TO_ALL and group.nodes == group.ranks:
+    elif group.nodes == group.ranks and node.gpu.architecture not in _BEFORE_VOLTA[:2]:
         base, level, each = _PAT_NS
         latency = base + _FILL_NS + _levels(group) * level + group.ranks * each
         yield latency + Fraction(size * _NANO * 4, bus_bandwidth(group, node) * 3)
 
 
-def _messages(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
-    is_outside = node.network is not None and group.nodes > 1
-    rate = node.network.bandwidth if is_outside and node.network else bus_bandwidth(group, node)
-    for protocol, each in _usable(_RING, group, node):
-        step = each.step_ns["network" if is_outside else _wire(node)]
-        yield each.base_ns + _fill_ns(protocol) + step + Fraction(size * _NANO) / (rate * each.share)
+def _messages_ns(kind: Collective, size: int, group: Group, node: NodeSpec) -> Fraction:
+    """One message, or one to every other GPU."""
+    if kind is Collective.SEND:
+        message, steps, outside = Fraction(size), 1, int(group.nodes > 1)
+        inside = 1 - outside
+    else:
+        message, steps = Fraction(size, group.ranks), ceil((group.ranks - 1) / _AT_A_TIME)
+        inside, outside = group.local - 1, group.ranks - group.local
+    protocol = _Protocol.LL if message <= _SHORT else _Protocol.SIMPLE
+    costs = _RING[protocol]
+    each = [
+        number * message * _NANO / (links.bandwidth * costs.share)
+        for number, links in ((inside, node.peers), (outside, node.network))
+        if number and links is not None
+    ]
+    return costs.base_ns + steps * costs.step_ns["network" if outside else _wire(node)] + max(each)
 
 
 def _rings(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
@@ -216,14 +233,14 @@ def _rings(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterato
         latency = Fraction(each.base_ns + inside * max(each.step_ns[_wire(node)], posted) + between * outside)
         if protocol is _Protocol.SIMPLE and between and kind is Collective.ALL_REDUCE:
             latency *= Fraction(19 if node.gpu.architecture in _OLD else 14, 10)  # NCCL: the plateau of a ring
-        rate = _rate(protocol, each, group, node)
+        rate = _rate(protocol, each, group, node, bus_bandwidth(group, node))
         yield latency + _fill_ns(protocol) + sent * _NANO / rate
 
 
 def _trees(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
     for protocol, each in _usable(_TREE, group, node):
         steps = (group.local - 1) * each.step_ns[_wire(node)] + _levels(group) * each.step_ns["network"]
-        rate = _rate(protocol, each, group, node)
+        rate = _rate(protocol, each, group, node, _tree_bandwidth(group, node))
         if protocol is _Protocol.LL128 and group.nodes == 1:
             rate *= Fraction(7 * 16, 9 * 15)
         if group.local == 1:  # the tree cannot be balanced
@@ -249,14 +266,23 @@ def _switches(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
 
 
 def _usable(costs: Mapping[_Protocol, _Costs], group: Group, node: NodeSpec) -> Iterator[tuple[_Protocol, _Costs]]:
-    """LL128 needs NVLink between the GPUs of a node."""
+    """LL128 needs NVLink between the GPUs of a node, and Volta."""
     has_nvlink = group.local == 1 or _wire(node) == "nvlink"
-    return ((key, each) for key, each in costs.items() if key is not _Protocol.LL128 or has_nvlink)
+    has_ll128 = has_nvlink and node.gpu.architecture not in _BEFORE_VOLTA
+    return ((key, each) for key, each in costs.items() if key is not _Protocol.LL128 or has_ll128)
 
 
-def _rate(protocol: _Protocol, costs: _Costs, group: Group, node: NodeSpec) -> Fraction:
+def _tree_bandwidth(group: Group, node: NodeSpec) -> int:
+    """As `bus_bandwidth`, but data crosses the wire between two nodes once, in a ring twice (src/graph/search.cc)."""
+    bandwidth = bus_bandwidth(group, node)
+    if group.nodes == 2 and node.peers is not None and node.network is not None and group.local > 1:
+        return min(node.peers.bandwidth, 2 * group.local * node.network.bandwidth)
+    return bandwidth
+
+
+def _rate(protocol: _Protocol, costs: _Costs, group: Group, node: NodeSpec, bandwidth: int) -> Fraction:
     """Bytes per second that a GPU sends, limited for LL."""
-    rate = bus_bandwidth(group, node) * costs.share
+    rate = bandwidth * costs.share
     if protocol is not _Protocol.LL:
         return rate
     if group.nodes == 1:
