@@ -28,6 +28,8 @@ _REFERENCE: dict[str, Any] = {"color": "#555555", "linewidth": 1.0, "zorder": 1}
 _OTHERS: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4, "color": "#AAAAAA", "zorder": 2}
 #: Points of the front whose distance is a smaller part of the axes have one label.
 _NEAR = 0.04
+#: Points that are nearer to the left axis, as a part of its length, have their label to the right.
+_EDGE = 0.1
 _FRONT: dict[str, Any] = {"color": "#333333", "linewidth": 1.2, "linestyle": "--", "zorder": 1}
 
 #: Points of a curve: x and y.
@@ -143,16 +145,19 @@ def plot_front(
 
 def _name_points(ax: Axes, points: Points, names: Sequence[str], side: int) -> None:
     """Labels above the points, to their left (-1) or right (1); points that nearly coincide have one label."""
-    groups: list[tuple[tuple[float, float], list[str]]] = []
+    groups: list[list[tuple[float, float, str]]] = []
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     for (x, y), name in zip(points, names, strict=False):
-        if groups and hypot((x - groups[-1][0][0]) / (right - left), (y - groups[-1][0][1]) / (high - low)) < _NEAR:
-            groups[-1][1].append(name)
+        if groups and hypot((x - groups[-1][-1][0]) / (right - left), (y - groups[-1][-1][1]) / (high - low)) < _NEAR:
+            groups[-1].append((x, y, name))
         else:
-            groups.append(((x, y), [name]))
-    for at, several in groups:
-        look: dict[str, Any] = {"ha": "left" if side > 0 else "right", "fontsize": 8}
-        ax.annotate(", ".join(several), at, (4 * side, 4), textcoords="offset points", **look)
+            groups.append([(x, y, name)])
+    for group in groups:
+        first, top = group[0][0], max(y for _, y, _ in group)
+        beside = 1 if first - left < _EDGE * (right - left) else side
+        look: dict[str, Any] = {"ha": "left" if beside > 0 else "right", "fontsize": 8}
+        text = ", ".join(name for _, _, name in group)
+        ax.annotate(text, (first, top), (4 * beside, 7), textcoords="offset points", **look)
 
 
 def plot_budgets(

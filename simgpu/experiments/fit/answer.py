@@ -188,10 +188,9 @@ def for_size(fit: FitOutcome) -> str:
 def _baseline(fit: FitOutcome) -> str:
     """What costs are relative to: the training that was requested, by default with PyTorch's default of AdamW."""
     optimizer = fit.question.workload.options.get("optimizer")
-    named = (
-        f"{UPDATES[Optimizer(str(optimizer))]}{', not fused' * (optimizer == Optimizer.ADAMW)}; " if optimizer else ""
-    )
-    return f"Cost is over the step time {AS_IT_IS} ({named}unlimited memory)"
+    unfused = "unfused " * (optimizer == Optimizer.ADAMW)
+    named = f"{unfused}{UPDATES[Optimizer(str(optimizer))]}, " if optimizer else ""
+    return f"Costs are relative to the step time {AS_IT_IS} ({named}unlimited memory)"
 
 
 def _options(row: FitRow) -> str:

@@ -100,7 +100,9 @@ class Fit(FitOutcome):
         about: dict[str, Any] = {"model": self.question.workload.name, "node": self.question.node.name}
         about |= {"budget": self.question.budget, "origin": self.info.origin.value}
         rows = [row.cells() for row in self.rows]
-        return pd.DataFrame(rows).assign(**about).set_index("option")
+        kinds = {name: {type(row[name]) for row in rows if row.get(name) is not None} for row in rows for name in row}
+        whole = {name: "Int64" for name, kind in kinds.items() if kind == {int}}
+        return pd.DataFrame(rows).astype(whole).assign(**about).set_index("option")
 
     def plot(self) -> Figure:
         """A matplotlib figure: speed against memory or, where a size is searched, against the largest that fits.
