@@ -182,7 +182,8 @@ def test_cells_of_the_frame_are_numbers_and_texts(result: Fit) -> None:
 
 def test_the_answer_says_what_costs_are_relative_to(result: Fit) -> None:
     plain = run_of(result["as it is"])
-    baseline = f"Costs are relative to the step time as it is (unfused AdamW, unlimited memory): {format_time(plain.plain_ns)}."
+    time = format_time(plain.plain_ns)
+    baseline = f"Costs are relative to the step time as it is (unfused AdamW, unlimited memory): {time}."
     assert result.answer.endswith(baseline)
 
 
