@@ -47,7 +47,7 @@ def configured_model(
     labels where each token has one; there is no padding. dtype: of weights and activations, one of `DTYPES`, without
     autocast. attention: one of `ATTENTION`; by default sdpa, or eager where the model has no other. Keys and values are
     not cached (``use_cache=False``). These defaults are those of
-    `simgpu.workloads.configured.options.TrainingOptions`.
+    `simgpu.workloads.configured.options.TrainingOptions`, whose optimizer is AdamW; that of `simgpu.record` is SGD.
     Of diffusers, a U-Net or a DiT, which learns to predict noise as in diffusers' training scripts. length: tokens of a
     U-Net's text, by default 77. sample_size: side of a U-Net's latent images, by default the configuration's.
 

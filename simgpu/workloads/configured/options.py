@@ -281,7 +281,7 @@ class TrainingOptions:
             what = f"Liger-Kernel 0.8.2 has no fused loss for {decoder.family}"
             yield Problem("", "loss", what, "give eager" if decoder.logits_by is not None else "give eager or chunked")
         if self.loss == LossForm.CHUNKED_COMPILED and self.autocast is not None:
-            what = "is compiled in torchtune, which has no autocast, and is not modelled under it"
+            what = "compiled chunks are those of torchtune, which has no autocast, and are not modelled under it"
             yield Problem("", "loss", what, "give eager, chunked or fused, or no autocast")
         if self.loss in IN_CHUNKS and (decoder.capped_logits or decoder.logits_by is not None):
             changed = "limited" if decoder.capped_logits else "scaled"
