@@ -40,7 +40,7 @@ from simgpu.policies.base import Policy, parameter
 from simgpu.policies.common.section_choice import sections_of
 from simgpu.policies.common.together import ONE_GPU, TrainsTogether
 from simgpu.policies.registry import policy_inside
-from simgpu.program.fully_sharded import fully_sharded
+from simgpu.program.fully_sharded import added_gradients, fully_sharded
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts, Shards
 from simgpu.units import format_bytes, format_time
@@ -70,6 +70,10 @@ class FullyShardedDataParallel(TrainsTogether):
     def inner(self) -> Policy:
         """The policy of everything else."""
         return policy_inside(self.inside)
+
+    def shared(self, graph: TaskGraph) -> frozenset[int]:
+        """With the gradients of each micro-batch, which reduce-scatters read."""
+        return super().shared(graph) | added_gradients(graph)
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches that a policy makes, for `mixed_precision` without weights in half
