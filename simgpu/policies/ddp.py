@@ -39,7 +39,7 @@ from simgpu.policies.common.together import ONE_GPU, TrainsTogether
 from simgpu.policies.registry import policy_inside
 from simgpu.program.buckets import Capacity, in_buckets
 from simgpu.program.instructions import Program
-from simgpu.program.shards import ExchangeCosts
+from simgpu.program.shards import ExchangeCosts, Shards
 
 _MIB = 2**20
 
@@ -74,6 +74,11 @@ class DistributedDataParallel(TrainsTogether):
             return Capacity(_MIB, 25 * _MIB)
         numbers = max(40_000_000, 1_000_000 * self.gpus)
         return Capacity(numbers, numbers, elements=True)
+
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """That of the optimizer's shards, with `shards: optimizer`."""
+        parts = Shards.of(graph, self.group.ranks, rows=False)
+        return dict(parts.of_optimizer) if self.shards == "optimizer" else {}
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches that a policy divides the batch into."""

@@ -75,6 +75,10 @@ class FullyShardedDataParallel(TrainsTogether):
         """With the gradients of each micro-batch, which reduce-scatters read."""
         return super().shared(graph) | added_gradients(graph)
 
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """That of its shards."""
+        return dict(Shards.of(graph, self.group.ranks, single=self.mixed_precision).of_optimizer)
+
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches that a policy makes, for `mixed_precision` without weights in half
         precision, and as `sections_of` for groups."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from simgpu.errors import InputError
 from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives, with_collectives
 from simgpu.graph.functional import Functional
-from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
     COLLECTIVES,
@@ -66,12 +65,12 @@ def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[in
     if program.residency is not None:
         what = "the policy inside has blocks paged or in host memory, and GPUs exchange what is in device memory"
         raise InputError.single("", "parameters.inside", what, "choose a policy that copies blocks, such as vdnn")
-    if any(isinstance(each, Functional) for each in program.transforms) and len(passes_of(graph)) > 1:
-        what = (
-            "the policy inside gives gradients new memory where a micro-batch adds to them, and GPUs exchange one sum"
-        )
-        remedy = "run it on an iteration without micro-batches, or choose another policy, such as checkpoint"
-        raise InputError.single("", "parameters.inside", what, remedy)
+    if any(isinstance(each, Functional) for each in program.transforms):
+        names = (graph.blocks[b].id for b in sorted(owned))
+        if (name := next((name for name in names if f"{name}'" in graph.block_number), None)) is not None:
+            what = f"the policy inside gives '{name}' new memory where a kernel adds to it, and GPUs exchange one sum"
+            remedy = "run it on an iteration without micro-batches and chunks of the loss, or choose another policy"
+            raise InputError.single("", "parameters.inside", what, remedy)
     code = [
         (stream, i)
         for segment in program.segments

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
@@ -43,7 +44,8 @@ class TrainsTogether(Outer):
 
     def around(self, inside: Policy) -> TrainsTogether:
         """The same with another policy inside."""
-        return replace(self, inside=policy_label(inside))
+        values: dict[str, Any] = self.parameters | {"inside": policy_label(inside)}
+        return type(self)(**values)
 
     def machine(self, node: NodeSpec) -> NodeSpec:
         """What one of the GPUs has of its node; a node of which that has been taken already stays as it is."""
@@ -65,13 +67,17 @@ class TrainsTogether(Outer):
         check_optimizer(context.graph, self.name)
         _check_alone(context.graph)
         exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))
-        return planned_inside(self.inner, context, exchanging, self.shared)
+        return planned_inside(self.inner, context, exchanging, self.shared, self.smaller(context.graph))
 
     def shared(self, graph: TaskGraph) -> frozenset[int]:
         """Weights, their gradients and optimizer state, which a policy inside leaves where the GPUs have them."""
         weights = (b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.WEIGHT and block.persistent)
         updated = (b for weight, gradient, state in updates_of(graph)[0] for b in (weight, gradient, *state))
         return frozenset((*weights, *updated))
+
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """Bytes of optimizer state and of what the optimizer allocates, where a GPU has a part of it."""
+        return {}
 
     @abstractmethod
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
