@@ -20,6 +20,8 @@ With `shards: optimizer`, Megatron-LM's distributed optimizer with `overlap_grad
   and what it allocates are divided by bytes, and its kernels take time in proportion to what they access, but for
   their fixed time. Then an all-gather for each bucket brings the new weights of all GPUs, and compute waits for them.
 
+The policy `inside` leaves weights, gradients, buckets and optimizer state alone, as in `fsdp`.
+
 All collectives are on one stream; their times are those of `simgpu.hardware.collectives`, and all GPUs begin them
 together. What differs: one kernel copies all gradients of a bucket when the last is there, in the time of one kernel
 for each. Buckets are not padded to multiples of 128. Megatron-LM's kernels that add weight gradients to a bucket

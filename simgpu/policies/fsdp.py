@@ -18,6 +18,9 @@ With `mixed_precision`, `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torc
 precision: the trace computes in half precision; shards of weights, optimizer state and gradients, and the buffer of a
 reduce-scatter are twice as large, and all-gathers are not.
 
+The policy `inside` decides about what the GPUs do not share: weights, gradients and optimizer state stay as they are
+here, and its budget is what they leave of the memory (`simgpu.policies.common.inside_budget`).
+
 All collectives are on one stream in the order of their launches, as those of one NCCL communicator are; their times are
 those of `simgpu.hardware.collectives`, and all GPUs begin them together.
 

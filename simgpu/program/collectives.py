@@ -67,7 +67,8 @@ def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[in
         raise InputError.single("", "parameters.inside", what, "choose a policy that copies blocks, such as vdnn")
     if any(isinstance(each, Functional) for each in program.transforms):
         names = (graph.blocks[b].id for b in sorted(owned))
-        if (name := next((name for name in names if f"{name}'" in graph.block_number), None)) is not None:
+        again = (name for name in names if name.endswith("'") or f"{name}'" in graph.block_number)
+        if (name := next(again, None)) is not None:
             what = f"the policy inside gives '{name}' new memory where a kernel adds to it, and GPUs exchange one sum"
             remedy = "run it on an iteration without micro-batches and chunks of the loss, or choose another policy"
             raise InputError.single("", "parameters.inside", what, remedy)

@@ -17,7 +17,7 @@ from simgpu.policies.base import PlanContext, Policy, parameter, policy_label
 from simgpu.policies.calling import planned
 from simgpu.policies.common.host_optimizer import check_optimizer
 from simgpu.policies.common.inside import Outer
-from simgpu.policies.common.other_budget import planned_inside
+from simgpu.policies.common.inside_budget import planned_inside
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
 from simgpu.trace.model import BlockKind
