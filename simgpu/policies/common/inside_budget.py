@@ -162,9 +162,14 @@ class _Inside:
     @cached_property
     def _graph(self) -> TaskGraph:
         """The graph in which what GPUs share takes no memory."""
-        graph = self.context.graph
-        sizes = {b: self.sizes.get(b, size) for b, size in enumerate(graph.sizes)}
-        return replace(graph, sizes=tuple((sizes | dict.fromkeys(self.shared(graph), 0)).values()))
+        graph, shared = self.context.graph, self.shared(self.context.graph)
+        sizes = tuple(0 if b in shared else self.sizes.get(b, size) for b, size in enumerate(graph.sizes))
+        # Where a policy gives a block new memory, that is as large as the block is in the trace.
+        blocks = tuple(
+            block if b in shared or b not in self.sizes else replace(block, bytes=self.sizes[b])
+            for b, block in enumerate(graph.blocks)
+        )
+        return replace(graph, trace=replace(graph.trace, blocks=blocks), sizes=sizes)
 
     @cached_property
     def _own(self) -> list[int]:
