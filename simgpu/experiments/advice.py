@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ from simgpu.graph.split import Split
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import DEVICE, HOST
 from simgpu.policies.base import Policy, policy_label
-from simgpu.policies.registry import make_policy
+from simgpu.policies.common.together import TrainsTogether, together
+from simgpu.policies.none import NoPolicy
+from simgpu.policies.registry import make_policy, policy_class, policy_names
 from simgpu.simulation.notes import allocator_text
 from simgpu.simulation.run import Result, simulate, task_graph
 from simgpu.trace.model import Origin
@@ -22,7 +25,7 @@ from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from simgpu.experiments.compare import Comparison
+    from simgpu.experiments.compare import Comparison, PolicyRun
     from simgpu.experiments.scenarios.model import Scenario
     from simgpu.trace.model import Trace
 
@@ -41,6 +44,18 @@ _CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("static", {"launch": "expert"}),
     ("cswap", {"launch": "expert"}),
 )
+#: The same for policies of GPUs that share what one alone has: policies inside.
+_INSIDE: tuple[tuple[str, Mapping[str, object]], ...] = (
+    ("checkpoint", {}),
+    ("vdnn", {}),
+    ("offload_activations", {}),
+    ("g10", {}),
+    ("dtr", {}),
+)
+#: A budget that every run fits, bytes.
+_PLENTY = 2**50
+#: The parameters of a policy inside, or what assigns a parameter.
+_ASSIGNED = re.compile(r"\(.*\)|=")
 #: Longer traces take too long for runs that the user did not request.
 _MOST_KERNELS = 20_000
 
@@ -73,18 +88,51 @@ def advice(
         from simgpu.workloads.rescale import at_batch
 
         trace = at_batch(trace, data_parallel.share(trace.info.batch))
+    several = {run.label: outer for run in comparison if (outer := _together(run)) is not None}
+    stopped = [run.label for run in comparison if isinstance(run.outcome, OutOfMemoryError)]
+    alone = [label for label in stopped if label not in several]
+    if several.keys() & {*stopped}:
+        outers = dict.fromkeys(several[label].around(NoPolicy()) for label in stopped if label in several)
+        facts, steps = _of_several(scenario, comparison, [*outers], written, progress)
+        peak = _peak(scenario) if alone else None
+        facts += [] if peak is None else _alone([("peak without offloading", _peak_text(scenario, trace, peak))])
+    else:
+        facts, steps = _of_one(scenario, comparison, trace, written, progress)
+        facts = _alone(facts) if several else facts
+    return [*facts, *(("try", step) for step in steps)]
+
+
+def _together(run: PolicyRun) -> TrainsTogether | None:
+    """The policy of a run if it is for one GPU of several."""
+    known = run.policy in policy_names() and issubclass(policy_class(run.policy), TrainsTogether)
+    return together(make_policy(run.policy, run.parameters)) if known else None
+
+
+def _alone(facts: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Facts that do not hold for all policies of a comparison."""
+    return [(name, f"one GPU alone: {text}") for name, text in facts]
+
+
+def _of_one(
+    scenario: Scenario,
+    comparison: Comparison,
+    trace: Trace,
+    written: Callable[[str], str],
+    progress: Callable[[str], None],
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Facts and steps where a GPU has everything. trace: of its share of the batch."""
     memory = scenario.available
     peak = _peak(scenario)
     need, kernel = _largest_kernel(trace) if trace.records_reads else (0, "")
-    text = [("largest working set", f"{format_bytes(need)}, single operator {kernel}")] if kernel else []
+    facts = [("largest working set", f"{format_bytes(need)}, single operator {kernel}")] if kernel else []
     if peak is not None:
-        text.insert(0, ("peak without offloading", _peak_text(scenario, trace, peak)))
+        facts.insert(0, ("peak without offloading", _peak_text(scenario, trace, peak)))
     bounds = _bounds(scenario, trace)
     if bounds is not None:
         lower_bound = f"{format_bytes(bounds.bound.bytes)} with micro-batches of one sample; see simgpu memory-bound"
-        text.append(("memory lower bound", lower_bound))
-        if memory < bounds.offloaded.bytes:
-            return [*text, ("try", f"more memory: a single sample does not fit {format_bytes(memory)}")]
+        facts.append(("memory lower bound", lower_bound))
+        if memory < bounds.offloaded.bytes and not _fitting(comparison):
+            return facts, [f"more memory: a single sample does not fit {format_bytes(memory)}"]
     steps = [
         *_other_memories(comparison),
         *_with_the_hosts_exchange(scenario, comparison, progress),
@@ -94,7 +142,37 @@ def advice(
     if peak is not None and memory < peak <= all_memory:
         has = f"{scenario.node.name} has {format_bytes(all_memory)}"
         steps.append(f"a larger budget: {has}, enough without offloading")
-    return [*text, *(("try", step) for step in (*steps, *_smaller_batch(trace)))]
+    return facts, [*steps, *_smaller_batch(trace)]
+
+
+def _of_several(
+    scenario: Scenario,
+    comparison: Comparison,
+    outers: Sequence[TrainsTogether],
+    written: Callable[[str], str],
+    progress: Callable[[str], None],
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Facts and steps where GPUs share what one alone would have: its needs and lower bounds are not theirs."""
+    memory, all_memory = scenario.available, replace(scenario, budget=None).available
+    facts, larger = [], []
+    for outer in outers:
+        label = policy_label(outer)
+        progress(f"{label} without a limit")
+        if (plenty := _trial(scenario, outer, budget=_PLENTY)) is not None:
+            size = f"{format_bytes(plenty.high_water)} (budget {format_bytes(memory)})"
+            facts.append(("peak without offloading", f"{label}: {size}"))
+            if memory < plenty.high_water <= all_memory:
+                has = f"{scenario.node.name} has {format_bytes(all_memory)}"
+                larger.append(f"a larger budget: {has}, enough for {label} without offloading")
+    steps = [*_other_memories(comparison)]
+    if fitting := _fitting(comparison):
+        steps.append(f"{fitting[0]}: fits" + (", the fastest of those compared" if len(fitting) > 1 else ""))
+    elif len(scenario.trace.kernels) <= _MOST_KERNELS:
+        inside = [outer.around(make_policy(name, given)) for outer in outers for name, given in _INSIDE]
+        results = list(_trials(scenario, [run.label for run in comparison], inside, progress))
+        names = ", ".join(name for name, _ in _INSIDE)
+        steps += _that_fit(results, written) or [f"more memory: with none of {names} inside it fits"]
+    return facts, [*steps, *larger, *_smaller_batch(scenario.trace)]
 
 
 def _peak(scenario: Scenario) -> int | None:
@@ -160,11 +238,9 @@ def _policies_to_try(
         count = f"{len(trace.kernels)} kernels"
         yield f"another policy (simgpu list policies); with {count}, this trace is too long to try them all here"
         return
-    tried = [run.label for run in comparison]
-    results = sorted(_trials(scenario, tried, progress), key=lambda result: result.iteration_ns)
-    for result in results:
-        times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
-        yield f"{written(_scenario_form(result))}: fits, step time {times}{_in_micro_batches(result)}"
+    candidates = [make_policy(name, parameters) for name, parameters in _CANDIDATES]
+    results = list(_trials(scenario, [run.label for run in comparison], candidates, progress))
+    yield from _that_fit(results, written)
     if not results:
         no_other = "more memory: none of the built-in policies that support this trace and node fits"
         yield _no_policy(trace) if kernel_too_large else no_other
@@ -199,24 +275,35 @@ def _with_the_hosts_exchange(
         yield f"data_parallel.exchange: host, under which GPU 0 fetches no gradients; {', '.join(fitting)} would fit"
 
 
-def _trials(scenario: Scenario, tried: Collection[str], progress: Callable[[str], None]) -> Iterator[Result]:
-    """Runs of built-in policies not tried yet that support this trace and node, and fit."""
+def _that_fit(results: Iterable[Result], written: Callable[[str], str]) -> list[str]:
+    """The steps to policies that fit, fastest first."""
+    steps = []
+    for result in sorted(results, key=lambda each: each.iteration_ns):
+        times = f"{format_time(result.iteration_ns)}, peak {format_bytes(result.metrics.device_peak_bytes)}"
+        steps.append(f"{written(_scenario_form(result))}: fits, step time {times}{_in_micro_batches(result)}")
+    return steps
+
+
+def _trials(
+    scenario: Scenario, tried: Collection[str], candidates: Iterable[Policy], progress: Callable[[str], None]
+) -> Iterator[Result]:
+    """Runs of policies not tried yet that support this trace and node, and fit."""
     names = {label.partition("(")[0] for label in tried}
-    for name, parameters in _CANDIDATES:
-        policy = make_policy(name, parameters)
+    for policy in candidates:
         label = policy_label(policy)
         # The launch of a codec does not change memory use.
-        if label in tried or ("launch" in parameters and name in names):
+        if label in tried or ("launch" in policy.parameters and policy.name in names):
             continue
         progress(f"trying {label}")
         if (result := _trial(scenario, policy)) is not None:
             yield result
 
 
-def _trial(scenario: Scenario, policy: Policy) -> Result | None:
-    """Two iterations under a policy; None if it does not fit or cannot run."""
+def _trial(scenario: Scenario, policy: Policy, *, budget: int | None = None) -> Result | None:
+    """Two iterations under a policy; None if it does not fit or cannot run. budget: by default the scenario's."""
+    config = scenario.config if budget is None else replace(scenario.config, budget=budget)
     try:
-        return simulate(scenario.trace, scenario.node, policy, scenario.config, iterations=2)
+        return simulate(scenario.trace, scenario.node, policy, config, iterations=2)
     except (OutOfMemoryError, InputError, MissingExtraError):
         return None
 
@@ -239,7 +326,9 @@ def _scenario_form(result: Result) -> str:
     'vdnn: {mode: conv}'
     """
     name, _, parameters = result.label.partition("(")
-    return f"{name}: {{{parameters.removesuffix(')').replace('=', ': ')}}}" if parameters else name
+    # A policy inside is written as in tables.
+    values = _ASSIGNED.sub(lambda found: ": " if found[0] == "=" else found[0], parameters.removesuffix(")"))
+    return f"{name}: {{{values}}}" if parameters else name
 
 
 def _fitting(comparison: Comparison) -> list[str]:

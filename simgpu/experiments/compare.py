@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -19,6 +19,7 @@ from simgpu.analysis.tables import (
 from simgpu.errors import InputError, MissingExtraError, OutOfMemoryError, PolicyError, Problem, SimgpuError
 from simgpu.experiments.measures import OOM
 from simgpu.policies.base import Policy, no_progress, plain_parameters, policy_label
+from simgpu.policies.common.together import together
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.run import Result, simulate
@@ -260,7 +261,8 @@ def compare(
     say = no_progress
     runs: list[PolicyRun] = []
     chosen = DEFAULT_POLICIES if policies is None else [policies] if isinstance(policies, str) else policies
-    for policy in [policy_from(request) for request in chosen]:
+    requested = [policy_from(request) for request in chosen]
+    for policy in requested:
         label = policy_label(policy)
         if progress:
             progress(label)
@@ -278,7 +280,7 @@ def compare(
     if bound:
         if progress:
             progress("computing the lower bound on the step time")
-        bounds = _bound(trace, node, config)
+        bounds = _bound(trace, node, requested, config)
     return Comparison(tuple(runs), trace.info, trace.name, node, *bounds)
 
 
@@ -289,16 +291,23 @@ def _snapshot(trace: Trace, node: NodeSpec, policy: Policy, config: RunConfig) -
     return partial(failed_snapshot, trace, node, policy, config)
 
 
-def _bound(trace: Trace, node: NodeSpec, config: RunConfig) -> tuple[TimeBounds | None, str]:
+def _bound(
+    trace: Trace, node: NodeSpec, policies: Sequence[Policy], config: RunConfig
+) -> tuple[TimeBounds | None, str]:
     """The bounds and a note on them, or None and the reason."""
     from simgpu.experiments.bounds import time_lower_bounds
 
+    limited = [policy for policy in policies if policy.name != "ideal"]
+    exchanging = list(dict.fromkeys(policy.name for policy in limited if together(policy)))
+    if exchanging and all(together(policy) for policy in limited):
+        return None, f"no lower bound is known for GPUs that exchange data, as under {' and '.join(exchanging)}"
     if config.data_parallel:
         return None, "no lower bound is known for data-parallel training"
     try:
         bounds = time_lower_bounds(trace, node, budget=config.budget, alignment=config.alignment, epoch=config.epoch)
     except OutOfMemoryError as error:
-        return None, f"no program of the full batch fits: {error}"
+        alone = " on one GPU alone" if exchanging else ""
+        return None, f"no program of the full batch fits{alone}: {error}"
     except InputError as error:
         return None, f"no lower bound: {error}"
     return bounds, f"{OVER_BOUND}: step time over its lower bound. {bounds.summary}."

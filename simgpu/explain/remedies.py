@@ -15,6 +15,7 @@ from simgpu.machine.run import run_program
 from simgpu.memory.caching.settings import parse
 from simgpu.planning.search.bisection import largest
 from simgpu.policies.base import Policy, no_progress, policy_label
+from simgpu.policies.common.together import together
 from simgpu.policies.registry import make_policy
 from simgpu.simulation.config import RunConfig, RunSettings, run_config
 from simgpu.simulation.result import Result
@@ -192,15 +193,17 @@ class _Trials:
             yield replace(at(value), change=f"largest batch: {value}")
 
     def recomputing(self) -> Iterator[Remedy]:
-        """The policies that recompute."""
+        """The policies that recompute, inside the policy where that is for one of several GPUs."""
+        outer = together(self.policy)
         for name in RECOMPUTING:
-            if name == self.policy.name:
+            policy = make_policy(name) if outer is None else outer.around(make_policy(name))
+            if name == self.policy.name or policy == self.policy:
                 continue
             if len(self.trace.kernels) > _MOST_KERNELS:
                 what = f"not tried, the trace has {len(self.trace.kernels)} kernels"
                 yield Remedy(name, None, None, self.trace.info.batch, what)
                 continue
-            yield self.of(name, self.trace, make_policy(name), self.config)
+            yield self.of(name if outer is None else f"{name} inside {outer.name}", self.trace, policy, self.config)
 
 
 def _reason(error: SimgpuError) -> str:

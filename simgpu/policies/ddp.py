@@ -20,6 +20,8 @@ With `shards: optimizer`, Megatron-LM's distributed optimizer with `overlap_grad
   and what it allocates are divided by bytes, and its kernels take time in proportion to what they access, but for
   their fixed time. Then an all-gather for each bucket brings the new weights of all GPUs, and compute waits for them.
 
+The policy `inside` leaves weights, gradients, buckets and optimizer state alone, as in `fsdp`.
+
 All collectives are on one stream; their times are those of `simgpu.hardware.collectives`, and all GPUs begin them
 together. What differs: one kernel copies all gradients of a bucket when the last is there, in the time of one kernel
 for each. Buckets are not padded to multiples of 128. Megatron-LM's kernels that add weight gradients to a bucket
@@ -39,7 +41,7 @@ from simgpu.policies.common.together import ONE_GPU, TrainsTogether
 from simgpu.policies.registry import policy_inside
 from simgpu.program.buckets import Capacity, in_buckets
 from simgpu.program.instructions import Program
-from simgpu.program.shards import ExchangeCosts
+from simgpu.program.shards import ExchangeCosts, Shards
 
 _MIB = 2**20
 
@@ -74,6 +76,11 @@ class DistributedDataParallel(TrainsTogether):
             return Capacity(_MIB, 25 * _MIB)
         numbers = max(40_000_000, 1_000_000 * self.gpus)
         return Capacity(numbers, numbers, elements=True)
+
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """That of the optimizer's shards, with `shards: optimizer`."""
+        parts = Shards.of(graph, self.group.ranks, rows=False)
+        return dict(parts.of_optimizer) if self.shards == "optimizer" else {}
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches that a policy divides the batch into."""

@@ -18,6 +18,9 @@ With `mixed_precision`, `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torc
 precision: the trace computes in half precision; shards of weights, optimizer state and gradients, and the buffer of a
 reduce-scatter are twice as large, and all-gathers are not.
 
+The policy `inside` decides about what the GPUs do not share: weights, gradients and optimizer state stay as they are
+here, and its budget is what they leave of the memory (`simgpu.policies.common.inside_budget`).
+
 All collectives are on one stream in the order of their launches, as those of one NCCL communicator are; their times are
 those of `simgpu.hardware.collectives`, and all GPUs begin them together.
 
@@ -40,7 +43,7 @@ from simgpu.policies.base import Policy, parameter
 from simgpu.policies.common.section_choice import sections_of
 from simgpu.policies.common.together import ONE_GPU, TrainsTogether
 from simgpu.policies.registry import policy_inside
-from simgpu.program.fully_sharded import fully_sharded
+from simgpu.program.fully_sharded import added_gradients, fully_sharded
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts, Shards
 from simgpu.units import format_bytes, format_time
@@ -70,6 +73,14 @@ class FullyShardedDataParallel(TrainsTogether):
     def inner(self) -> Policy:
         """The policy of everything else."""
         return policy_inside(self.inside)
+
+    def shared(self, graph: TaskGraph) -> frozenset[int]:
+        """With the gradients of each micro-batch, which reduce-scatters read."""
+        return super().shared(graph) | added_gradients(graph)
+
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """That of its shards."""
+        return dict(Shards.of(graph, self.group.ranks, single=self.mixed_precision).of_optimizer)
 
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Raises `InputError` for micro-batches that a policy makes, for `mixed_precision` without weights in half

@@ -40,7 +40,7 @@ from simgpu.graph.updates import Update, updates_of
 from simgpu.memory.pool import aligned
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter
 from simgpu.policies.calling import planned
-from simgpu.policies.common.host_optimizer import check_optimizer, check_shares, update_bandwidth
+from simgpu.policies.common.host_optimizer import check_may_move, check_optimizer, check_shares, update_bandwidth
 from simgpu.policies.common.inside import Outer
 from simgpu.policies.registry import policy_inside
 from simgpu.program.host_updates import updating_on_host
@@ -81,6 +81,7 @@ class OptimizerOnHost(Outer):
         """
         graph = context.graph
         self._check(graph)
+        check_may_move(context, self.name)
         bandwidth = update_bandwidth(context, self.update_share)
         count = len(self._hosted(graph))
         state = sum(aligned(graph.sizes[b], context.node.gpu.alignment) for u in self._hosted(graph) for b in u.state)

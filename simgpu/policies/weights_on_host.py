@@ -31,7 +31,7 @@ from simgpu.graph.transforms import transformed
 from simgpu.graph.updates import updates_of
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress, parameter
 from simgpu.policies.calling import planned
-from simgpu.policies.common.host_optimizer import check_optimizer, check_shares, update_bandwidth
+from simgpu.policies.common.host_optimizer import check_may_move, check_optimizer, check_shares, update_bandwidth
 from simgpu.policies.common.inside import Outer
 from simgpu.policies.common.section_choice import sections_of
 from simgpu.policies.registry import policy_inside
@@ -75,6 +75,7 @@ class WeightsOnHost(Outer):
         graph = context.graph
         check_shares(update_share=self.update_share)
         check_optimizer(graph, self.name)
+        check_may_move(context, self.name)
         bandwidth = update_bandwidth(context, self.update_share)
         group_of = sections_of(graph, self.blocks).of_layer
 

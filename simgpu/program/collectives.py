@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from simgpu.errors import InputError
 from simgpu.graph.collectives import AddedBlock, AddedKernel, WithCollectives, with_collectives
+from simgpu.graph.functional import Functional
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.program.instructions import (
     COLLECTIVES,
@@ -52,8 +53,8 @@ Code = list[Instruction | Added]
 
 
 def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[int], lasting: Iterable[int]) -> None:
-    """Raises `InputError` for a program that moves or drops blocks which GPUs share, has addresses, or acquires no
-    memory.
+    """Raises `InputError` for a program that moves, drops or copies blocks which GPUs share, has addresses, or acquires
+    no memory.
 
     graph: with the program's transforms. owned: what GPUs share; lasting: what of it is resident when an iteration
     begins.
@@ -64,6 +65,13 @@ def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[in
     if program.residency is not None:
         what = "the policy inside has blocks paged or in host memory, and GPUs exchange what is in device memory"
         raise InputError.single("", "parameters.inside", what, "choose a policy that copies blocks, such as vdnn")
+    if any(isinstance(each, Functional) for each in program.transforms):
+        names = (graph.blocks[b].id for b in sorted(owned))
+        again = (name for name in names if name.endswith("'") or f"{name}'" in graph.block_number)
+        if (name := next(again, None)) is not None:
+            what = f"the policy inside gives '{name}' new memory where a kernel adds to it, and GPUs exchange one sum"
+            remedy = "run it on an iteration without micro-batches and chunks of the loss, or choose another policy"
+            raise InputError.single("", "parameters.inside", what, remedy)
     code = [
         (stream, i)
         for segment in program.segments

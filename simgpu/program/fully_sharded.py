@@ -29,6 +29,7 @@ from simgpu.graph.collectives import WithCollectives
 from simgpu.graph.passes import passes_of
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.graph.transforms import transformed
+from simgpu.graph.updates import updates_of
 from simgpu.hardware.collectives import Collective
 from simgpu.program.collectives import Code, CollectiveWriter, Position, check_leaves_shared
 from simgpu.program.instructions import Acquire, Await, Launch, Program, Release, Signal
@@ -58,7 +59,8 @@ def fully_sharded(
     last = transformed(graph, program.transforms)
     shards = Shards.of(last, costs.group.ranks, single=single)
     lasting = (*shards.weights, *(b for update in shards.updates for b in update.state))
-    check_leaves_shared(program, last, {*lasting, *(update.gradient for update in shards.updates)}, lasting)
+    gradients = {*(update.gradient for update in shards.updates), *added_gradients(last)}
+    check_leaves_shared(program, last, {*lasting, *gradients}, lasting)
     passes = [range(each.first, min(each.stop, shards.end)) for each in passes_of(last)]
     groups = [WeightGroups.of(program, last, group_of, shards.weights, each) for each in passes]
     return _Writer(program, last, shards, groups, costs).program_with_shards(passes, reshard_after_forward)
@@ -259,6 +261,14 @@ class _PassWriter:
         if reduced is None:
             return []
         return [Await(self._event("reduced", reduced)), Release((self.whole.filled[reduced],))]
+
+
+def added_gradients(graph: TaskGraph) -> frozenset[int]:
+    """The blocks in which later micro-batches have gradients before they are added up. Raises as `fully_sharded`."""
+    updates, end = updates_of(graph)
+    gradients = {update.gradient for update in updates}
+    later = (range(each.first, min(each.stop, end)) for each in passes_of(graph)[1:])
+    return frozenset(new for each in later for _, new in _added_later(graph, each, gradients).values())
 
 
 def _added_later(graph: TaskGraph, kernels: range, gradients: Collection[int]) -> dict[int, tuple[int, int]]:

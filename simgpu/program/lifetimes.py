@@ -75,3 +75,15 @@ def open_lifetimes(graph: TaskGraph) -> tuple[str, ...]:
         return ()
     what = f"{unknown} of {blocks} lifetimes are not in the recording: these blocks are held to their last use"
     return (f"{what}, a real framework may hold them longer",)
+
+
+def used_by_kernel(graph: TaskGraph, sizes: Sequence[int]) -> list[int]:
+    """Bytes of device memory while each kernel runs, if nothing leaves. sizes: of the blocks, padding counted."""
+    births, deaths, _, _ = lifetimes(graph, graph.recorded_releases)
+    ever = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0]
+    used, now = [], sum(sizes[b] for b in ever)
+    for k in range(len(graph.kernels)):
+        now += sum(sizes[b] for b in births[k])
+        used.append(now)
+        now -= sum(sizes[b] for b in deaths[k])
+    return used

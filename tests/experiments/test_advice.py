@@ -22,10 +22,13 @@ from simgpu.simulation.plain_peak import PeakPart
 from simgpu.simulation.run import task_graph
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Trace
-from simgpu.units import format_bytes
+from simgpu.units import format_bytes, format_time
 from simgpu.workloads.modelled import build_trace
 from simgpu.workloads.sparsity.generator import with_sparsity
+from tests.policies.contract import node_of
 from tests.semantics.networks import network
+from tests.workloads.configured.test_decoder_iteration import SMALL as DECODER
+from tests.workloads.configured.test_decoder_iteration import built
 
 # Three layers whose feature maps have 100, 200 and 300 bytes: the peak without offloading is all of them, a kernel
 # touches some of them.
@@ -236,3 +239,41 @@ def test_there_is_no_peak_where_gradients_do_not_fit_the_host() -> None:
     study = replace(study, node=node, data_parallel=DataParallel(2))
     assert "peak without offloading" not in dict(advice_on(study))
     assert steps(study)[0].startswith("more host memory")
+
+
+def sharing(*policies: str, part: int) -> Scenario:
+    """A decoder on four GPUs, in this percentage of what `fsdp` needs of each."""
+    trace = built({**DECODER, "num_hidden_layers": 3}, 64, batch=4).trace
+    study = replace(scenario(2**30, *policies, trace=trace), node=node_of(2**30, gpus=4))
+    inside = PolicyEntry.read({"fsdp": {"gpus": 4}})
+    (run,) = compare(study, policies=[inside])
+    assert run.result is not None
+    choices = tuple(PolicyChoice(name, {"gpus": 4} if name == "fsdp" else {}) for name in policies)
+    return replace(study, policies=choices, budget=run.result.high_water * part // 100)
+
+
+def test_advice_under_fsdp_is_about_the_memory_that_gpus_share_and_policies_inside() -> None:
+    study = sharing("fsdp", part=70)
+    facts, tried = advice_on(study), steps(study)
+    assert [name for name, _ in facts if name != "try"] == ["peak without offloading"]
+    assert facts[0][1].startswith("fsdp(gpus=4): ")
+    fitting = [step for step in tried if ": fits, step time " in step]
+    assert any(step.startswith("fsdp: {gpus: 4, inside: checkpoint}: fits") for step in fitting)
+    for step in fitting:
+        words, _, rest = step.partition(": fits, step time ")
+        (run,) = compare(study, policies=[PolicyEntry.read(yaml.safe_load(words))])
+        assert run.result is not None and rest.startswith(format_time(run.result.iteration_ns))
+    assert "a larger budget: bench has 1 GiB, enough for fsdp(gpus=4) without offloading" in tried
+
+
+def test_needs_of_one_gpu_alone_are_called_so_next_to_fsdp() -> None:
+    facts = [text for name, text in advice_on(sharing("none", "fsdp", part=100)) if name != "try"]
+    assert len(facts) > 1 and all(text.startswith("one GPU alone: ") for text in facts)
+
+
+def test_no_time_bound_of_one_gpu_is_shown_where_gpus_exchange_data() -> None:
+    compared = compare(sharing("ideal", "fsdp", part=100), bound=True)
+    assert compared.bounds is None
+    assert compared.bound_note == "no lower bound is known for GPUs that exchange data, as under fsdp"
+    both = compare(sharing("none", "fsdp", part=200), bound=True)
+    assert both.bounds is not None and [row[4] == "-" for row in both.rows()] == [False, True]

@@ -10,10 +10,12 @@ import pytest
 import simgpu
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.explain.remedies import Remedy, what_helps
+from simgpu.hardware.nodes import load_node
 from simgpu.hardware.spec import GpuSpec, LinkSpec, NodeSpec
 from simgpu.trace.chain import chain
 from simgpu.trace.model import RELEASED_AT_END, Block, BlockKind, Kernel, Origin, Phase, Trace
 from tests.cli.cli_helpers import simgpu as command
+from tests.workloads.configured.test_decoder_iteration import SMALL, built
 
 MIB = 2**20
 NODE = NodeSpec("example", GpuSpec("gpu", 600 * MIB), LinkSpec("pcie", 10**10, 10**10))
@@ -108,3 +110,10 @@ def test_explain_shows_what_helps() -> None:
         "note": "",
     }
     assert "what_helps" not in json.loads(command(*arguments, "--json", "--no-what-if").stdout)["explanations"][0]
+
+
+def test_recomputation_is_tried_inside_a_policy_for_one_of_several_gpus() -> None:
+    trace = built(SMALL, 64).trace
+    remedies = by_name(what_helps(trace, load_node("h100-x8"), "fsdp", budget="900 KiB"))
+    result = remedies["checkpoint inside fsdp"].result
+    assert result is not None and result.label == "fsdp(inside=checkpoint)"

@@ -178,7 +178,7 @@ def test_one_gpu_is_the_policy_inside() -> None:
         (
             node(),
             {"inside": "weights_on_host"},
-            "parameters.inside: the policy inside moves 'w1' itself",
+            "parameters.inside: weights_on_host moves weights, gradients or",
         ),
         (node(), {"inside": {"ddp": {"gpus": GPUS}}}, "parameters.inside: ddp inside fsdp would divide the GPUs twice"),
         (node(), {"mixed_precision": True}, "parameters.mixed_precision: no weight is in half precision"),

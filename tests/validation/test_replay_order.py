@@ -171,7 +171,7 @@ def test_zero_time_work_ends_after_other_work_of_its_instant_starts():
     assert requested[:2] == [(x2,), (x1,)]
 
 
-def test_a_timeline_of_another_budget_raises_a_program_error():
+def test_a_timeline_of_aninside_budget_raises_a_program_error():
     graph = TaskGraph.of(chain([5, 5], [7, 7], [100, 100]))
     program, node = lower(graph, Placement()), example_node()
     timeline = run_program(program, graph, node, budget=1000).timeline

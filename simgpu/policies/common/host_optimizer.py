@@ -33,6 +33,14 @@ def check_optimizer(graph: TaskGraph, policy: str) -> None:
         raise InputError.single(graph.trace.name, "kernels.phase", what, "record or model it with an optimizer")
 
 
+def check_may_move(context: PlanContext, policy: str) -> None:
+    """Raises `InputError` where weights, gradients and optimizer state belong to a policy around this one."""
+    if context.resident(context.graph):
+        what = f"{policy} moves weights, gradients or optimizer state, of which each GPU has a part here"
+        remedy = "choose a policy that leaves them on the GPU, such as checkpoint"
+        raise InputError.single("", "parameters.inside", what, remedy)
+
+
 def update_bandwidth(context: PlanContext, share: float) -> int:
     """Bytes per second that updates reach. Raises `InputError` where the node does not say."""
     bandwidth = context.node.host.memory_bandwidth

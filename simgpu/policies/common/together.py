@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simgpu.errors import InputError
 from simgpu.graph.taskgraph import TaskGraph
@@ -12,11 +13,11 @@ from simgpu.graph.updates import updates_of
 from simgpu.hardware.collectives import EXCHANGES, Group
 from simgpu.hardware.sharing import one_of
 from simgpu.hardware.spec import NodeSpec
-from simgpu.policies.base import PlanContext, parameter
+from simgpu.policies.base import PlanContext, Policy, parameter, policy_label
 from simgpu.policies.calling import planned
 from simgpu.policies.common.host_optimizer import check_optimizer
 from simgpu.policies.common.inside import Outer
-from simgpu.policies.common.other_budget import planned_inside
+from simgpu.policies.common.inside_budget import planned_inside
 from simgpu.program.instructions import Program
 from simgpu.program.shards import ExchangeCosts
 from simgpu.trace.model import BlockKind
@@ -41,6 +42,11 @@ class TrainsTogether(Outer):
             raise InputError.single("", "parameters.nodes", what, "give a number of nodes that divides the GPUs")
         return Group(gpus, nodes)
 
+    def around(self, inside: Policy) -> TrainsTogether:
+        """The same with another policy inside."""
+        values: dict[str, Any] = self.parameters | {"inside": policy_label(inside)}
+        return type(self)(**values)
+
     def machine(self, node: NodeSpec) -> NodeSpec:
         """What one of the GPUs has of its node; a node of which that has been taken already stays as it is."""
         inner = self.inner.machine(node)
@@ -61,18 +67,31 @@ class TrainsTogether(Outer):
         check_optimizer(context.graph, self.name)
         _check_alone(context.graph)
         exchanging = self.exchanging(context.graph, ExchangeCosts(self.group, context.node))
-        return planned_inside(self.inner, context, exchanging, shared_blocks)
+        return planned_inside(self.inner, context, exchanging, self.shared, self.smaller(context.graph))
+
+    def shared(self, graph: TaskGraph) -> frozenset[int]:
+        """Weights, their gradients and optimizer state, which a policy inside leaves where the GPUs have them."""
+        weights = (b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.WEIGHT and block.persistent)
+        updated = (b for weight, gradient, state in updates_of(graph)[0] for b in (weight, gradient, *state))
+        return frozenset((*weights, *updated))
+
+    def smaller(self, graph: TaskGraph) -> Mapping[int, int]:
+        """Bytes of optimizer state and of what the optimizer allocates, where a GPU has a part of it."""
+        return {}
 
     @abstractmethod
     def exchanging(self, graph: TaskGraph, costs: ExchangeCosts) -> Callable[[Program], Program]:
         """Adds to a program of the policy inside what the GPUs exchange."""
 
 
-def shared_blocks(graph: TaskGraph) -> frozenset[int]:
-    """Weights, their gradients and optimizer state, which a policy inside leaves where the GPUs have them."""
-    weights = (b for b, block in enumerate(graph.blocks) if block.kind is BlockKind.WEIGHT and block.persistent)
-    updated = (b for weight, gradient, state in updates_of(graph)[0] for b in (weight, gradient, *state))
-    return frozenset((*weights, *updated))
+def together(policy: Policy) -> TrainsTogether | None:
+    """The policy if it is for one GPU of several, and None otherwise: what holds for one GPU alone holds for it then.
+
+    >>> from simgpu.policies.registry import make_policy
+    >>> [together(make_policy("fsdp", {"gpus": gpus})) is None for gpus in (1, 2)]
+    [True, False]
+    """
+    return policy if isinstance(policy, TrainsTogether) and policy.gpus > 1 else None
 
 
 def _check_alone(graph: TaskGraph) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import HOST, NodeSpec
 from simgpu.memory.pool import aligned
 from simgpu.policies.g10.bandwidth import Ints, Way
-from simgpu.program.lifetimes import lifetimes
+from simgpu.program.lifetimes import used_by_kernel
 
 #: A block leaves only if its gap is so many times as long as its copy: there and back, and half as much to be safe.
 _SAFE = 2.5
@@ -60,7 +60,7 @@ class MigrationPlan:
         graph = self.graph
         self._sizes = np.array([aligned(size, self.node.gpu.alignment) for size in graph.sizes], dtype=np.int64)
         self._until = np.concatenate([[0], np.cumsum(np.array(graph.durations, dtype=np.int64))])
-        self.used = used_by_kernel(graph, self._sizes.tolist())
+        self.used = np.array(used_by_kernel(graph, self._sizes.tolist()), dtype=np.int64)
         self._out = Way(self.node, graph.durations, out=True)
         self._in = Way(self.node, graph.durations, out=False)
         self._on_host = np.zeros(len(graph.kernels), dtype=np.int64)
@@ -144,15 +144,3 @@ class MigrationPlan:
     def _host_has_room(self, first: int, stop: int, size: int) -> bool:
         capacity = self.node.host.pinned_memory
         return capacity is None or bool((self._on_host[first:stop] + size <= capacity).all())
-
-
-def used_by_kernel(graph: TaskGraph, sizes: Sequence[int]) -> Ints:
-    """Bytes of device memory while each kernel runs, if nothing leaves. sizes: of the blocks, padding counted."""
-    births, deaths, _, _ = lifetimes(graph, graph.recorded_releases)
-    ever = [b for b, birth in enumerate(graph.births) if birth is not None and birth < 0]
-    used, now = [], sum(sizes[b] for b in ever)
-    for k in range(len(graph.kernels)):
-        now += sum(sizes[b] for b in births[k])
-        used.append(now)
-        now -= sum(sizes[b] for b in deaths[k])
-    return np.array(used, dtype=np.int64)

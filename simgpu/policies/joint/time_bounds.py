@@ -27,8 +27,8 @@ from simgpu.units import format_time
 
 #: Programs without a lower bound, as reports describe them.
 NOT_BOUNDED = (
-    "splits the batch, chooses algorithms, reorders kernels, copies over a second link of the GPU, or has compressed, "
-    "paged or unlimited memory"
+    "splits the batch, chooses algorithms, reorders kernels, exchanges data with other GPUs, copies over a second link "
+    "of the GPU, or has compressed, paged or unlimited memory"
 )
 
 

@@ -1,15 +1,15 @@
-"""Plan a policy whose program another policy changes, with the budget at which the changed program fits.
+"""Plan a policy whose program is then changed to that of a GPU which shares weights, gradients and optimizer state.
 
-The policy inside plans for one GPU that has everything. What GPUs share takes other memory, at each kernel by another
-number of bytes: weights are shards, and whole while a group of layers computes; buckets come on top. So the budget of
-the plan is that of the run, plus what is saved while the kernels run at which the changed plain iteration exceeds it.
-A trial run then decides whether the changed program fits. Where it does not, or the policy finds no plan, a bisection
-looks for another budget; where that finds none, the run of the program that needs least says what does not fit.
+The policy inside plans for a graph in which what GPUs share takes no memory: shards, gathered weights and buckets take
+another number of bytes at each kernel, which its program does not show. So the budget of the plan is that of the run,
+less the most that they take while kernels run at which the changed plain iteration exceeds it. A trial run then decides
+whether the changed program fits. Where it does not, or the policy finds no plan, a bisection looks for another budget;
+where that finds none, the run of the program that needs least says what does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,10 +20,12 @@ import numpy as np
 from simgpu.errors import InputError, OutOfMemoryError
 from simgpu.graph.taskgraph import TaskGraph
 from simgpu.hardware.spec import DEVICE
+from simgpu.memory.pool import aligned
 from simgpu.policies.base import PlanContext, Policy, Trial, no_progress
 from simgpu.policies.calling import planned
 from simgpu.policies.common.framework import plain_framework
 from simgpu.program.instructions import Program
+from simgpu.program.lifetimes import used_by_kernel
 from simgpu.timeline.model import SpanKind
 from simgpu.units import format_bytes
 
@@ -37,14 +39,16 @@ def planned_inside(
     policy: Policy,
     context: PlanContext,
     changed: Callable[[Program], Program],
-    resident: Callable[[TaskGraph], Collection[int]],
+    shared: Callable[[TaskGraph], Collection[int]],
+    sizes: Mapping[int, int],
 ) -> Program:
     """The changed program of a policy, within the budget where the policy can do that.
 
-    context: of the changed program. changed: changes a program of the policy. resident: what the policy leaves alone.
-    Raises as `planned` does, and as `changed`.
+    context: of the changed program. changed: changes a program of the policy. shared: the blocks of a graph, perhaps
+    with transforms of the policy, that GPUs share. sizes: bytes of other blocks that are smaller in the changed
+    program. Raises as `planned` does, and as `changed`.
     """
-    return _Inside(policy, context, changed, resident).planned()
+    return _Inside(policy, context, changed, shared, sizes).planned()
 
 
 class _Lazy(PlanContext):
@@ -65,7 +69,8 @@ class _Inside:
     policy: Policy
     context: PlanContext
     changed: Callable[[Program], Program]
-    resident: Callable[[TaskGraph], Collection[int]]
+    shared: Callable[[TaskGraph], Collection[int]]
+    sizes: Mapping[int, int]
     was_read: bool = False
 
     def planned(self) -> Program:
@@ -74,8 +79,8 @@ class _Inside:
         if not self.was_read:
             assert program is not None, "only for lack of memory is there no program"
             return program
-        budget, alone = self.budget, self._peaks[0]
-        low, high = min(alone.values()), max(budget, *alone.values())
+        budget, low = self.budget, 0
+        high = max(budget, *self._own)
         least: Program | None = None
         for turn in range(_BUDGETS):
             if turn:
@@ -85,8 +90,8 @@ class _Inside:
             if program is None:
                 low = budget
             elif self._fits(program):
-                what = f"{self.policy.name} planned as for one GPU alone with {format_bytes(budget)}"
-                notes = (what,) if max(self._peaks[1].values()) > self.context.budget else ()
+                what = f"{self.policy.name} planned with {format_bytes(budget)} for what GPUs do not share"
+                notes = (what,) if max(self._most.values()) > self.context.budget else ()
                 return replace(program, notes=(*program.notes, *notes))
             else:
                 least, high = program, budget
@@ -129,12 +134,13 @@ class _Inside:
 
         return replace(
             context,
+            graph=self._graph,
             budget=budget,
             trial=trial,
             rng=deepcopy(context.rng),
             chosen=no_progress,
             exactness_limit=context.exactness_limit or EXCHANGES,
-            resident=self.resident,
+            resident=self.shared,
             lower_bounds=False,
         )
 
@@ -148,17 +154,33 @@ class _Inside:
     @cached_property
     def budget(self) -> int:
         """The first budget, bytes."""
-        limit, (alone, together) = self.context.budget, self._peaks
-        saved = {k: alone[k] - most for k, most in together.items()}
-        short = [saved[k] for k, most in together.items() if most > limit]
-        return max(limit + min(short), 0) if short else max(limit + min(saved.values()), *alone.values())
+        limit, own = self.context.budget, self._own
+        others = {k: most - own[k] for k, most in self._most.items()}
+        short = [others[k] for k, most in self._most.items() if most > limit]
+        return max(limit - max(short), 0) if short else max(limit - max(others.values()), *own)
 
     @cached_property
-    def _peaks(self) -> tuple[dict[int, int], dict[int, int]]:
-        """By kernel, the most bytes up to its end in the plain iteration, on one GPU alone and changed."""
-        plain = plain_framework(self.context.graph)
-        alone, together = (replace(each, unlimited_memory=True) for each in (plain, self.changed(plain)))
-        return self._used(alone), self._used(together)
+    def _graph(self) -> TaskGraph:
+        """The graph in which what GPUs share takes no memory."""
+        graph, shared = self.context.graph, self.shared(self.context.graph)
+        sizes = tuple(0 if b in shared else self.sizes.get(b, size) for b, size in enumerate(graph.sizes))
+        # Where a policy gives a block new memory, that is as large as the block is in the trace.
+        blocks = tuple(
+            block if b in shared or b not in self.sizes else replace(block, bytes=self.sizes[b])
+            for b, block in enumerate(graph.blocks)
+        )
+        return replace(graph, trace=replace(graph.trace, blocks=blocks), sizes=sizes)
+
+    @cached_property
+    def _own(self) -> list[int]:
+        """By kernel, the bytes of the plain iteration in that graph."""
+        alignment = self.context.node.gpu.alignment
+        return used_by_kernel(self._graph, [aligned(size, alignment) for size in self._graph.sizes])
+
+    @cached_property
+    def _most(self) -> dict[int, int]:
+        """By kernel, the most bytes up to its end in the changed plain iteration."""
+        return self._used(replace(self.changed(plain_framework(self.context.graph)), unlimited_memory=True))
 
     def _used(self, program: Program) -> dict[int, int]:
         """By kernel of the trace, the most bytes of device memory from the end of the one before to its own end, in the
