@@ -53,8 +53,8 @@ REFUSED = {
 }
 #: Policies that keep more than the tight memory has, whatever the budget of their plan.
 TOO_LARGE = {"none", "vdnn++", "static", "cswap", "oracle", "superneurons"}
-#: Where the search of these runs by default, since it takes a second and more.
-LONG, ONCE = ("joint", "home", "checkmate"), ("fsdp", "tight")
+#: The search of these takes a second and more.
+LONG = ("joint", "home", "checkmate")
 
 
 @cache
@@ -92,7 +92,7 @@ def cases() -> list[Any]:
             outer,
             name,
             memory,
-            marks=pytest.mark.slow if "," in outer or (name in LONG and (outer, memory) != ONCE) else (),
+            marks=pytest.mark.slow if outer != "fsdp" or (name in LONG and memory != "tight") else (),
             id=f"{outer}-{name}-{memory}",
         )
         for outer in OUTER
