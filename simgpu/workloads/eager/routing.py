@@ -16,10 +16,10 @@ from simgpu.workloads.eager.views import expand, unsqueeze
 _Grads = Sequence[Tensor | None]
 
 
-def largest(session: Session, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``topk`` along the last dimension: values and their places, which are saved."""
+def largest(session: Session, x: Tensor, count: int, op: str = "topk") -> tuple[Tensor, Tensor]:
+    """``topk`` along the last dimension: values and their places, which are saved. op: ``max`` does so for one."""
     shape = (*x.shape[:-1], count)
-    values, places = session.run("topk", (x,), ((shape, x.dtype), (shape, "int64")))
+    values, places = session.run(op, (x,), ((shape, x.dtype), (shape, "int64")))
 
     def backward(grads: _Grads) -> _Grads:
         (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
