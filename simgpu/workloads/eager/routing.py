@@ -144,7 +144,7 @@ def indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: Size
 
     def backward(grads: _Grads) -> _Grads:
         (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
-        session.run_in_place("index_put_", zeros, (*places, only(grads)))
+        session.add_at(zeros, places, only(grads))
         return (zeros,)
 
     session.record((result,), (x,), backward, places)
