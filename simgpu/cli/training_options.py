@@ -35,7 +35,8 @@ attention_option = click.option(
     "--attention",
     type=click.Choice([each.value for each in AttentionForm]),
     help="Attention of a configuration: PyTorch's fused operator, products and softmax, or the package flash-attn, "
-    "as transformers' attn_implementation; version 3 on Hopper. Default: sdpa; eager for T5, which has no other.",
+    "as transformers' attn_implementation; version 3 on Hopper. Default: sdpa; eager for T5 and GPT-OSS, which have no "
+    "other.",
 )
 cudnn_attention_option = click.option(
     "--cudnn-attention/--no-cudnn-attention",

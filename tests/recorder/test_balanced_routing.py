@@ -95,6 +95,24 @@ def test_experts_within_another_module_are_recorded() -> None:
     assert "balanced routing" in trace.info.notes
 
 
+class _ExpertsWithTokens(_Experts):
+    """Calls those that have tokens, by their number, as Mixtral and GPT-OSS do in transformers 4.55."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.functional.one_hot(x.argmax(-1), 4).T[:, None]
+        result = torch.zeros_like(x)
+        for number in (mask.sum((-1, -2)) > 0).nonzero():
+            _, rows = torch.where(mask[number[0]])
+            result.index_add_(0, rows, self.experts[number](x[rows]))
+        return result
+
+
+def test_experts_with_tokens_are_called_by_their_numbers() -> None:
+    trace = record(lambda: (_ExpertsWithTokens(), torch.randn(10, 8)), batch=10, gpu="h100")
+    called = [kernel.layer for kernel in trace.kernels if kernel.op == "aten::addmm" and kernel.phase is Phase.FORWARD]
+    assert called == [f"experts.{number}.0" for number in range(4)]
+
+
 def test_a_step_of_experts_is_recorded() -> None:
     module = _within_another()
     with simgpu.record_step(module, torch.optim.SGD(module.parameters()), gpu="h100") as recording:

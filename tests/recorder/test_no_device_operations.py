@@ -104,6 +104,13 @@ def test_depthwise_convolutions_are_a_kind_of_their_own() -> None:
     assert operation.flops == 2 * (2 * 6 * 2 * 2) * 9
 
 
+def test_the_backward_of_an_index_adds_to_its_rows_alone() -> None:
+    """It reads 3 places and 3 rows of 8 values, and reads and writes as many of zeros for 100 rows."""
+    table, places = torch.ones(100, 8, requires_grad=True), torch.tensor([4, 2, 4])
+    (added,) = works(lambda: (table[places] * 2).sum().backward())["index_put"]
+    assert (added.kind, added.bytes, added.results) == (OperationKind.GATHER, 3 * 8 + 3 * 4 * 24, 24)
+
+
 def test_matrix_products_have_shape_and_bytes() -> None:
     a, b, bias = torch.ones(5, 7), torch.ones(7, 3), torch.ones(3)
     (added,) = works(lambda: torch.addmm(bias, a, b))["addmm"]

@@ -17,8 +17,14 @@ from simgpu.workloads.catalogue import NETWORKS, build
 from simgpu.workloads.compiled.forms import CompileForm
 from simgpu.workloads.configured.config import Model, read_model
 from simgpu.workloads.configured.decoder import Decoder
-from simgpu.workloads.configured.encoder_decoder import EncoderDecoder
-from simgpu.workloads.configured.entry import SampleSizes, longest, model_iteration, options_of, unsuitable
+from simgpu.workloads.configured.entry import (
+    SampleSizes,
+    is_only_eager,
+    longest,
+    model_iteration,
+    options_of,
+    unsuitable,
+)
 from simgpu.workloads.configured.options import LossForm, has_fused_loss
 from simgpu.workloads.modelled import trace_of
 from simgpu.workloads.rescale.entry import at_batch
@@ -92,7 +98,7 @@ class ConfiguredWorkload:
         usual: dict[str, object] = dict(_USUAL)
         if given.get("autocast") is not None:
             usual["dtype"] = "float32"  # of weights under autocast
-        if not isinstance(model, EncoderDecoder):  # whose attention has one form only
+        if not is_only_eager(model):
             usual["attention"] = options_of(model, {}).attention
         has_own_loss = given.get("compile") == CompileForm.MODEL  # in the graph
         if isinstance(model, Decoder) and has_fused_loss(model) and not has_own_loss:

@@ -67,7 +67,8 @@ class ModelledConfiguration(FileModel):
     )
     attention: Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"] | None = Field(
         default=None,
-        description="PyTorch's fused operator, products, or the package flash-attn; by default sdpa, and eager for T5",
+        description="PyTorch's fused operator, products, or the package flash-attn; by default sdpa, and eager for T5 "
+        "and GPT-OSS",
     )
     tf32: bool = Field(default=False, description="float32 products in TF32")
     compile: Literal["layers", "model"] | None = Field(

@@ -74,7 +74,7 @@ class FakeTensors(FakeTensorMode):
             with self:
                 places = self.mixtures.nonzero(args[0])
             if places is not None:
-                return places
+                return self._numbered(places) if args[0].dim() == 1 else places
         returned = self.known.run(
             func, args, kwargs or {}, partial(super().__torch_dispatch__, func, types, args, kwargs), self.from_tensor
         )
@@ -120,6 +120,12 @@ class FakeTensors(FakeTensorMode):
         """Returns one, as the value of a single number that is not known."""
         self.took_as_one = True
         return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+    def _numbered(self, places: torch.Tensor) -> torch.Tensor:
+        """Places of all experts, one a row, with their values: transformers 4.55 calls each by its number."""
+        with _disable_current_modes():
+            numbers = torch.arange(len(places))[None].mT  # in the order of memory of the places
+        return self.known.copied(numbers, places)
 
     def settle(self, workload: Workload) -> Workload:
         """Called after the factory: returns the workload in training mode, with a fake tensor for every real one.

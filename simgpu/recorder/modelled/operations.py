@@ -80,6 +80,8 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], returned: 
     if done.results and not done.overwritten and not done.changed and not _new_results(done):
         return OperatorWork(())  # a view
     known = kind is not None
+    if name == "index_put" and torch._C._current_autograd_node() is not None:
+        return OperatorWork((_added(done, arguments(func, args, kwargs)),), known)
     if kind is OperationKind.GATHER:
         return OperatorWork((_gathered(done),), known)
     return OperatorWork((_plain(kind or OperationKind.ELEMENTWISE, done),), known)
@@ -121,6 +123,20 @@ def _gathered(done: OperandAccess) -> Operation:
         _all_bytes(read) - largest + picked + _all_bytes(written),
         results,
         dtype=_main_dtype(done),
+    )
+
+
+def _added(done: OperandAccess, given: Mapping[str, Any]) -> Operation:
+    """Returns the operation of the backward of an index, which is in place but while operators are intercepted.
+
+    It adds values to a part of zeros, whose other values are not touched (``index_put_with_sort_kernel`` in PyTorch's
+    ``ATen/native/cuda/Indexing.cu``).
+    """
+    read = _distinct(tensor for tensor in done.read if tensor is not given["self"])
+    added = _distinct([given["values"]])
+    results = sum(values for values, _ in added.values())
+    return Operation(
+        OperationKind.GATHER, 0, _all_bytes(read) + 2 * _all_bytes(added), results, dtype=_main_dtype(done)
     )
 
 

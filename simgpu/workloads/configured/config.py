@@ -32,6 +32,7 @@ from simgpu.workloads.configured.keys import MOST, REMEDY, Keys, common_sizes, e
 from simgpu.workloads.configured.mixture import (
     deepseek_v2,
     deepseek_v3,
+    gpt_oss,
     llama4_text,
     mixtral,
     olmoe,
@@ -181,7 +182,7 @@ def _decoder(keys: Keys, decoder: Decoder) -> Decoder:
 
 def _check(keys: Keys, decoder: Decoder) -> None:
     """Adds a problem for each option that is not modelled and for sizes that do not fit together."""
-    _check_class(keys)
+    _check_class(keys, decoder.family)
     for key, kind in _rotary_kinds(keys, decoder).items():
         if kind not in _ROTARY:
             keys.refuse(key, f"{kind!r:.40} is not a supported type", f"give null or one of {', '.join(_ROTARY)}")
@@ -210,9 +211,9 @@ def _rotary_kinds(keys: Keys, decoder: Decoder) -> dict[str, object]:
     return kinds
 
 
-def _check_class(keys: Keys) -> None:
+def _check_class(keys: Keys, family: str = "") -> None:
     """Adds a problem for weights that are quantized, and for a class that is no language model."""
-    _check_quantization(keys)
+    _check_quantization(keys, family)
     named = keys.values.get("architectures")
     for name in named if isinstance(named, list) else ():
         if isinstance(name, str) and name.endswith(_OTHER_HEADS) and not name.endswith("LMHeadModel"):
@@ -220,8 +221,12 @@ def _check_class(keys: Keys) -> None:
             keys.refuse("architectures", f"{name} is no language model", remedy)
 
 
-def _check_quantization(keys: Keys) -> None:
-    if keys.values.get("quantization_config") is not None:
+def _check_quantization(keys: Keys, family: str = "") -> None:
+    """Adds a problem for weights that are quantized, but for GPT-OSS's in MXFP4: transformers trains none in it
+    (``Mxfp4HfQuantizer.is_trainable``), and converts them to full ones."""
+    given = keys.values.get("quantization_config")
+    is_converted = family == "gpt_oss" and isinstance(given, dict) and given.get("quant_method") == "mxfp4"
+    if given is not None and not is_converted:
         keys.refuse("quantization_config", "quantized weights are not modelled", "remove the key to model full weights")
 
 
@@ -390,6 +395,7 @@ _FAMILIES: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "olmoe": olmoe,
     "deepseek_v3": deepseek_v3,
     "llama4_text": llama4_text,
+    "gpt_oss": gpt_oss,
 }
 #: Decoders that are modelled as part of a job of Megatron-LM only.
 _OF_JOBS = {"deepseek_v2": deepseek_v2}

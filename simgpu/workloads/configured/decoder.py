@@ -21,6 +21,7 @@ class NormKind(StrEnum):
     RMS = "root mean square"
     ADDED_ONE = "root mean square, scaled by one plus a weight"  # Gemma
     BEHIND = "root mean square, scaled by a weight as the second factor"  # Llama 4
+    WIDE = "root mean square, scaled by a weight in float32"  # GPT-OSS
     LAYER = "layer"  # torch.nn.LayerNorm
     CENTRED = "layer, without a bias, operator by operator"  # Cohere
 
@@ -38,6 +39,7 @@ class Rotation(StrEnum):
     """Which values of a head the rotary embedding rotates as a pair."""
 
     HALVES = "halves"  # those half a width apart
+    APART = "halves, apart"  # the same, each half on its own, by angles of half a width (GPT-OSS)
     NEIGHBOURS = "neighbours"  # neighbours; each layer repeats cosines and sines (GLM)
     WIDE = "neighbours in float32"  # neighbours, in float32 (Cohere)
     GATHERED = "neighbours, moved half a width apart first"  # DeepSeek-V3
@@ -118,14 +120,15 @@ class Decoder:
         feed-forward part; inner_dropout: after the latter alone (StableLM).
     window: tokens from which on transformers adds a mask for a sliding window; None for never.
     windowed_from: the first layer in which the package flash-attn has that window.
-    whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's;
-        0 where masks are the same in all layers.
+    whole_step: every how many layers one has no window, where masks have windows in all others, as Gemma 2's and 3's
+        and GPT-OSS's; 0 where masks are the same in all layers.
     chunk: tokens of the chunks in which most layers attend (Llama 4); None for all tokens.
     tempered: whether queries that are not rotated grow with their position (Llama 4).
     experts: what replaces the feed-forward part in a mixture of experts.
     latent: widths of multi-head latent attention, in which the last `rotary_width` of a head's `head_width` values are
         rotated, and all heads share those of the keys; None for other attention.
     capped_scores, capped_logits: whether a tanh limits the scores of eager attention, and the logits.
+    dequantized: whether the file describes weights in MXFP4, which are converted to be trained (GPT-OSS).
     without: what of the whole model is not modelled, for notes; empty for nothing.
     """
 
@@ -167,6 +170,7 @@ class Decoder:
     tempered: bool = False
     experts: Experts | None = None
     latent: Latent | None = None
+    dequantized: bool = False
     without: str = ""
 
     @property
@@ -183,7 +187,12 @@ class Decoder:
     def is_later(self) -> bool:
         """Whether transformers 4.51 does not build this decoder, but 4.55 does."""
         has_plain_queries = self.latent is not None and self.latent.queries is None
-        return has_plain_queries or self.family == "smollm3"
+        return has_plain_queries or self.family in ("smollm3", "gpt_oss")
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether the scores of each head include a trained one of no token, as in no fused operator of PyTorch."""
+        return self.family == "gpt_oss"
 
     def has_experts(self, layer: int) -> bool:
         """Whether the layer of this number, from 0, has experts instead of one feed-forward part."""

@@ -64,9 +64,19 @@ def longest(model: Model) -> int | None:
     return MOST_TOKENS if isinstance(model, EncoderDecoder) else None
 
 
+def is_only_eager(model: Model) -> bool:
+    """Whether transformers has no attention of a model but eager attention: T5's, and that with sinks.
+
+    >>> from simgpu.workloads.configured.config import model_of
+    >>> [is_only_eager(model_of({"model_type": family})) for family in ("t5", "gpt_oss", "llama")]
+    [True, True, False]
+    """
+    return isinstance(model, EncoderDecoder) or (isinstance(model, Decoder) and model.has_sinks)
+
+
 def options_of(model: Model, given: Mapping[str, Any]) -> TrainingOptions:
     """The options of training, by name; None for the model's default. See `TrainingOptions.of`."""
-    if isinstance(model, EncoderDecoder) and given.get("attention") is None:
+    if is_only_eager(model) and given.get("attention") is None:
         return TrainingOptions.of({**given, "attention": AttentionForm.EAGER.value})
     return TrainingOptions.of(given)
 

@@ -71,9 +71,5 @@ def _whole_step(keys: Keys, layers: int) -> int:
     type of each layer, which must agree with it."""
     later = "_sliding_window_pattern"
     step = keys.number(later if later in keys.values else "sliding_window_pattern", 6, MOST["layers"])
-    types = keys.value("layer_types")
-    kinds = [("full" if (layer + 1) % step == 0 else "sliding") + "_attention" for layer in range(layers)]
-    if types is not None and types != kinds:
-        what = f"is not full_attention in every {step}th layer and sliding_attention in all others"
-        keys.refuse("layer_types", what, "give sliding_window_pattern, or remove the key")
+    keys.refuse_layer_types(layers, step, "give sliding_window_pattern, or remove the key")
     return step

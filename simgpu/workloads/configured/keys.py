@@ -120,6 +120,15 @@ class Keys:
         value = self.value("sliding_window", default)
         return None if value is None else self.number("sliding_window", default, 2**40)
 
+    def refuse_layer_types(self, layers: int, step: int, remedy: str) -> None:
+        """Adds a problem for ``layer_types`` other than windows in all layers but every `step`-th one."""
+        types = self.value("layer_types")
+        kinds = [("full" if (layer + 1) % step == 0 else "sliding") + "_attention" for layer in range(layers)]
+        if types is not None and types != kinds:
+            place = {2: "second"}.get(step, f"{step}th")
+            what = f"is not full_attention in every {place} layer and sliding_attention in all others"
+            self.refuse("layer_types", what, remedy)
+
     def rotary_part(self, key: str, default: float) -> float:
         """The part of a head that is rotated; transformers 5 writes it inside ``rope_parameters``."""
         inside = self.value("rope_parameters")

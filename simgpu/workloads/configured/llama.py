@@ -1,9 +1,9 @@
 """Llama and the models that transformers 4.51 builds like it: Mistral, Qwen2, Qwen3, Gemma 1 to 3, OLMo 2,
-Granite, SmolLM3, Starcoder2, StableLM, GLM, GLM-4, Cohere and Phi-3.
+Granite, SmolLM3, Starcoder2, StableLM, GLM, GLM-4, Cohere, Phi-3 and GPT-OSS.
 
 Mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE) differ in `simgpu.workloads.configured.experts`, DeepSeek-V3
-in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`, and Llama 4 in
-`simgpu.workloads.configured.llama4`.
+in `simgpu.workloads.configured.grouped_experts` and `simgpu.workloads.configured.latent`, Llama 4 in
+`simgpu.workloads.configured.llama4` and GPT-OSS in `simgpu.workloads.configured.gpt_oss`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import HeadNorms, Norms
 from simgpu.workloads.configured.earlier import EARLIER, EarlierAttention
 from simgpu.workloads.configured.experts import GatedInner, PlainInner, SparseInner
+from simgpu.workloads.configured.gpt_oss import LoopedMixture, SinkAttention
 from simgpu.workloads.configured.grouped_experts import GroupedInner
 from simgpu.workloads.configured.latent import LatentAttention
 from simgpu.workloads.configured.later_mask import later_mask
@@ -83,7 +84,10 @@ class LlamaModel:
             positions = token_positions(self.build, tokens.shape[1])
             mask = (later_mask if self.build.decoder.is_later else causal_mask)(self.build, tokens.shape[0], positions)
             x = dropout(session, x, self.build.decoder.embedding_dropout)
-            places = self._places(mask, positions)
+            windowed = None
+            if self.build.decoder.has_sinks:
+                windowed = later_mask(self.build, tokens.shape[0], positions, has_window=True)
+            places = self._places(mask, positions)._replace(windowed=windowed)
             if self.build.decoder.family in _SCALED_LATE:
                 x = scale(session, x)
             for layer in self.layers:
@@ -165,6 +169,8 @@ class _Layer:
         places = places._replace(window=self.window)
         if self.window is None or not self.build.decoder.whole_step:
             return places
+        if places.windowed is not None:
+            return places._replace(mask=places.windowed)
         mask = None if places.mask is None else window_mask(self.build.session, places.mask)
         return places._replace(mask=mask, angles=places.local)
 
@@ -186,6 +192,8 @@ def _attention(build: Build, number: int) -> _AnyAttention:
         return EarlierAttention.create(build)
     if build.decoder.family == "phi3":
         return _FusedAttention.create(build)
+    if build.decoder.has_sinks:
+        return SinkAttention.create(build)
     rotates = number not in build.decoder.unrotated
     own = Llama4Attention if build.decoder.family == "llama4_text" else _Attention
     return own.create(build, rotates=rotates)
@@ -201,6 +209,8 @@ def _inner(build: Build, number: int) -> _AnyInner:
     if experts is not None and build.decoder.has_experts(number):
         if build.decoder.family == "llama4_text":
             return DenseMixture.create(build, experts)
+        if build.decoder.family == "gpt_oss":
+            return LoopedMixture.create(build, experts)
         if experts.groups is not None:
             return GroupedInner.create(build, experts, experts.groups)
         return SparseInner.create(build, experts)
@@ -324,5 +334,5 @@ class _FusedInner:
             return self.down(mul(session, up, activated(self.build, "activation_fn", gate)))
 
 
-_AnyAttention = _Attention | _FusedAttention | EarlierAttention | LatentAttention | Llama4Attention
-_AnyInner = PlainInner | GatedInner | _FusedInner | SparseInner | GroupedInner | DenseMixture
+_AnyAttention = _Attention | _FusedAttention | EarlierAttention | LatentAttention | Llama4Attention | SinkAttention
+_AnyInner = PlainInner | GatedInner | _FusedInner | SparseInner | GroupedInner | DenseMixture | LoopedMixture

@@ -1,4 +1,4 @@
-"""Configurations of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V3 and Llama 4."""
+"""Configurations of mixtures of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V3, Llama 4 and GPT-OSS."""
 
 from __future__ import annotations
 
@@ -154,6 +154,26 @@ def llama4_text(keys: Keys) -> dict[str, Any]:
         "tempered": bool(keys.value("attn_temperature_tuning", 4)),
         "chunk": keys.number("attention_chunk_size", 8192, MOST["positions"]),
         "experts": replace(experts, step=1 if given is not None else step, dense=dense),
+    }
+
+
+def gpt_oss(keys: Keys) -> dict[str, Any]:
+    """Sizes of a GPT-OSS decoder. Every second layer has no window."""
+    defaults = {"layers": 36, "width": 2880, "heads": 64, "inner": 2880, "vocabulary": 201088}
+    sizes = common_sizes(keys, defaults, positions=131072)
+    keys.refuse_layer_types(sizes["layers"], 2, "remove the key")
+    bias = keys.flag("attention_bias", True)
+    return {
+        **sizes,
+        **_common(keys, sizes, 8, head_width(keys, sizes, 64)),
+        "query_bias": bias,
+        "output_bias": bias,
+        "rotation": Rotation.APART,
+        "norm_kind": NormKind.WIDE,
+        "window": keys.number("sliding_window", 128, 2**40),
+        "whole_step": 2,
+        "experts": _experts(keys, sizes, "num_local_experts", 128, 4, sizes["inner"], normalized=True),
+        "dequantized": keys.value("quantization_config") is not None,
     }
 
 

@@ -59,6 +59,10 @@ _EXCHANGES = (
 )
 
 
+#: What a trace's notes say of experts whose weights are stored in MXFP4.
+_DEQUANTIZED = " Experts' weights in MXFP4 are converted to full ones, as transformers needs to train them."
+
+
 class SavedBlock(NamedTuple):
     """A block that autograd keeps for backward, and the layer that saved it first."""
 
@@ -271,6 +275,7 @@ def _notes(decoder: Decoder, length: int, options: TrainingOptions) -> str:
         "themselves (cuBLAS workspaces, attention's float32 sums in backward) is not included."
         f"{_EXCHANGES if options.tensor_parallel > 1 else ''}"
         f"{_routing(decoder)}"
+        f"{_DEQUANTIZED if decoder.dequantized else ''}"
         f"{f' Not modelled: {decoder.without}.' if decoder.without else ''}"
     )
 

@@ -103,7 +103,7 @@ _MASTERS = {
 }
 #: Families that Liger-Kernel 0.8.2 patches (``MODEL_TYPE_TO_APPLY_LIGER_FN``).
 _OF_LIGER = frozenset(("gemma", "gemma2", "gemma3_text", "glm4", "llama", "mistral", "mixtral", "olmo2", "phi3"))
-_OF_LIGER |= frozenset(("qwen2", "qwen3", "qwen3_moe", "smollm3"))
+_OF_LIGER |= frozenset(("gpt_oss", "qwen2", "qwen3", "qwen3_moe", "smollm3"))
 
 
 def has_fused_loss(decoder: Decoder) -> bool:
@@ -295,6 +295,10 @@ class TrainingOptions:
         if gpu.architecture in _BEFORE_TRITON:
             what = f"TorchInductor generates no code for {gpu.name}, whose architecture came before Volta"
             yield Problem("", "compile", what, "give a GPU such as v100-pcie4, a100 or h100, or leave it out")
+        if decoder.has_sinks:
+            what = "attention with sinks, and experts, whose numbers of tokens end a graph, are not modelled"
+            yield Problem("", "compile", what, "leave it out")
+            return
         if decoder.is_later:
             what = f"the mask of {decoder.family} in transformers 4.55, for which a graph ends, is not modelled"
             yield Problem("", "compile", what, "leave it out")
@@ -320,8 +324,11 @@ class TrainingOptions:
         """What the attention and the experts of a family do not support. fused: its operator; None for none."""
         if decoder.is_later and self.attention in OF_PACKAGE:
             what = f"the package flash-attn as transformers 4.55 calls it for this {decoder.family} is not modelled"
-            yield Problem("", "attention", what, "give sdpa or eager")
-        if decoder.is_later and decoder.groups > 1 and fused == "efficient" and self.attention == AttentionForm.SDPA:
+            yield Problem("", "attention", what, "give eager" if decoder.has_sinks else "give sdpa or eager")
+        if decoder.has_sinks and self.attention == AttentionForm.SDPA:
+            what = f"transformers has no sdpa attention of {decoder.family}, whose scores include those of sinks"
+            yield Problem("", "attention", what, "give eager")
+        elif decoder.is_later and decoder.groups > 1 and fused == "efficient" and self.attention == AttentionForm.SDPA:
             what = "PyTorch has no fused attention of query heads that share keys"
             where = f"for {self.products} on this GPU, and transformers 4.55 does not repeat the keys"
             yield Problem("", "attention", f"{what} {where}", "give eager, or bfloat16 on an Ampere GPU or a later one")
@@ -343,7 +350,8 @@ class TrainingOptions:
             what = "torchao converts torch.nn.Linear, which GPT-2's Conv1D layers are not"
             yield Problem("", "float8", what, "leave it out")
         if decoder.experts is not None:
-            why = "" if decoder.family == "llama4_text" else ", whose numbers of tokens are not multiples of 16,"
+            is_linear = decoder.family not in ("llama4_text", "gpt_oss")
+            why = ", whose numbers of tokens are not multiples of 16," if is_linear else ""
             what = f"float8 of experts{why} is not modelled"
             yield Problem("", "float8", what, "leave it out")
         if self.lora is not None:

@@ -181,6 +181,8 @@ class RmsNorm:
             wide = cast(session, x, "float32")
             variance = mean(session, power(session, wide))
             normal = mul(session, wide, rsqrt(session, add_number(session, variance)))
+            if self.build.decoder.norm_kind == NormKind.WIDE:
+                return cast(session, mul(session, self.weight, normal), x.dtype)
             if self.build.decoder.norm_kind == NormKind.BEHIND:
                 return mul(session, cast(session, normal, x.dtype), self.weight)
             if self.build.decoder.norm_kind != NormKind.ADDED_ONE:

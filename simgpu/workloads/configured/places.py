@@ -12,6 +12,7 @@ class Places(NamedTuple):
 
     positions: numbers of the tokens, where attention reads them. window: number of earlier keys that a layer's queries
     see without a mask; None for all. local: the angles of layers with a window, where others have theirs (Gemma 3).
+    windowed: the mask of layers with a window, where all share one (GPT-OSS).
     """
 
     angles: tuple[Tensor, ...] = ()
@@ -19,3 +20,4 @@ class Places(NamedTuple):
     positions: Tensor | None = None
     window: int | None = None
     local: tuple[Tensor, ...] = ()
+    windowed: Tensor | None = None

@@ -6,11 +6,11 @@ from simgpu.trace.model import BlockKind
 from simgpu.workloads.configured.decoder import Rotation
 from simgpu.workloads.configured.parts import Build
 from simgpu.workloads.configured.places import Places
-from simgpu.workloads.eager.pointwise import add, cast, cat, clone, elementwise, interleaved, mul, neg, scale
+from simgpu.workloads.eager.pointwise import add, cast, cat, clone, elementwise, interleaved, mul, neg, scale, sub
 from simgpu.workloads.eager.products import product
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.views import alternating, sliced, transpose, unsqueeze
+from simgpu.workloads.eager.views import alternating, sliced, split, transpose, unsqueeze
 
 
 def places_of(build: Build, mask: Tensor | None, positions: Tensor) -> Places:
@@ -21,7 +21,8 @@ def places_of(build: Build, mask: Tensor | None, positions: Tensor) -> Places:
 
 
 def rotary_angles(build: Build, positions: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration.
+    """Cosines and sines of the rotary embedding, (1, length, rotary width), computed in every iteration; half as wide
+    where halves are rotated apart.
 
     name: of its module.
     """
@@ -48,8 +49,13 @@ def _angles(build: Build, frequencies: Tensor, positions: Tensor) -> tuple[Tenso
     session = build.session
     angles = product(session, "bmm", frequencies, cast(session, positions, "float32"))
     turned = transpose(session, angles, 1, 2)
-    is_wide = build.decoder.rotation == Rotation.WIDE
-    both = _twice(session, turned, turned.shape[-1]) if is_wide else cat(session, (turned, turned))
+    match build.decoder.rotation:
+        case Rotation.APART:
+            both = turned
+        case Rotation.WIDE:
+            both = _twice(session, turned, turned.shape[-1])
+        case _:
+            both = cat(session, (turned, turned))
     results = [scale(session, elementwise(session, op, both)) for op in ("cos", "sin")]
     session.keep((positions, angles, both, *results))
     cosines, sines = (cast(session, each, build.dtype) for each in results)
@@ -66,6 +72,8 @@ def turned(build: Build, query: Tensor, key: Tensor, places: Places) -> tuple[Te
         return partly_rotated(build, (query, key), cosines, sines, together=True)
     if decoder.rotation == Rotation.HALVES:
         return rotated(session, query, cosines, sines), rotated(session, key, cosines, sines)
+    if decoder.rotation == Rotation.APART:
+        return _halves_rotated(session, query, cosines, sines), _halves_rotated(session, key, cosines, sines)
     wide = [cast(session, each, "float32") for each in (query, key)]
     first, second = (_neighbours_rotated(session, each, cosines, sines) for each in wide)
     return cast(session, first, query.dtype), cast(session, second, key.dtype)
@@ -84,6 +92,15 @@ def rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tens
     first, second = sliced(session, x, 0, half), sliced(session, x, half, 2 * half)
     exchanged = cat(session, (neg(session, second), first))
     return add(session, plain, mul(session, exchanged, sines))
+
+
+def _halves_rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """The same values as `rotated`, from each half of a head with angles of half a width (GPT-OSS)."""
+    half = x.shape[-1] // 2
+    first, second = split(session, x, (half, half))
+    upper = sub(session, mul(session, first, cosines), mul(session, second, sines))
+    lower = add(session, mul(session, second, cosines), mul(session, first, sines))
+    return cat(session, (upper, lower))
 
 
 def _neighbours_rotated(session: Session, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -154,6 +154,21 @@ def neg(session: Session, x: Tensor) -> Tensor:
     return result
 
 
+def limited(session: Session, x: Tensor, *limits: str) -> Tensor:
+    """``clamp``; saves its input. limits: ``ge`` for a least value, then ``le`` for a largest one."""
+    result = elementwise(session, "clamp", x)
+
+    def backward(grads: _Grads) -> _Grads:
+        (zero,) = session.run("scalar_tensor", (), (((), x.dtype),))
+        inside, *others = [elementwise(session, limit, x, dtype="bool") for limit in limits]
+        for other in others:
+            session.run_in_place("logical_and_", inside, (other,))
+        return (elementwise(session, "where", inside, only(grads), zero, dtype=x.dtype),)
+
+    session.record((result,), (x,), backward, (x,))
+    return result
+
+
 def tanh(session: Session, x: Tensor) -> Tensor:
     """Saves its result."""
     result = elementwise(session, "tanh", x)

@@ -11,7 +11,7 @@ from simgpu.workloads.eager.pointwise import add_in_place, elementwise, only
 from simgpu.workloads.eager.session import Session
 from simgpu.workloads.eager.strides import Sizes
 from simgpu.workloads.eager.tensor import Tensor
-from simgpu.workloads.eager.views import reshape, transpose
+from simgpu.workloads.eager.views import contiguous, reshape, transpose
 from simgpu.workloads.eager.work import gemm
 from simgpu.workloads.timemodel.operation import Direction, GemmShape, is_aligned
 
@@ -146,6 +146,16 @@ def bmm(session: Session, first: Tensor, second: Tensor) -> Tensor:
 
     session.record((result,), (a, b), backward, _needed(a, b))
     return result
+
+
+def matrix_by_batch(session: Session, x: Tensor, second: Tensor) -> Tensor:
+    """``matmul`` of (rows, depth) and (1, depth, columns): one product of both transposed, whose result is copied back
+    (``should_fold`` in ``ATen/native/LinearAlgebra.cpp``, for a first factor that needs a gradient)."""
+    x, second = lowered(session, x, second)
+    _, depth, columns = second.shape
+    turned = reshape(session, transpose(session, second, 1, 2), (columns, depth))
+    result = _mm(session, turned, transpose(session, x, 0, 1))
+    return contiguous(session, transpose(session, reshape(session, result, (1, *result.shape)), 1, 2))
 
 
 def scaled_bmm(session: Session, first: Tensor, second: Tensor) -> Tensor:

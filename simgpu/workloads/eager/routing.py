@@ -16,10 +16,10 @@ from simgpu.workloads.eager.views import expand, unsqueeze
 _Grads = Sequence[Tensor | None]
 
 
-def largest(session: Session, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``topk`` along the last dimension: values and their places, which are saved."""
+def largest(session: Session, x: Tensor, count: int, op: str = "topk") -> tuple[Tensor, Tensor]:
+    """``topk`` along the last dimension: values and their places, which are saved. op: ``max`` does so for one."""
     shape = (*x.shape[:-1], count)
-    values, places = session.run("topk", (x,), ((shape, x.dtype), (shape, "int64")))
+    values, places = session.run(op, (x,), ((shape, x.dtype), (shape, "int64")))
 
     def backward(grads: _Grads) -> _Grads:
         (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
@@ -144,7 +144,7 @@ def indexed(session: Session, x: Tensor, places: tuple[Tensor, ...], shape: Size
 
     def backward(grads: _Grads) -> _Grads:
         (zeros,) = session.run("new_zeros", (), ((x.shape, x.dtype),))
-        session.run_in_place("index_put_", zeros, (*places, only(grads)))
+        session.add_at(zeros, places, only(grads))
         return (zeros,)
 
     session.record((result,), (x,), backward, places)

@@ -10,7 +10,7 @@ from itertools import chain
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.eager.strides import Sizes, contiguous_strides
 from simgpu.workloads.eager.tensor import Node, NodeBackward, Tensor
-from simgpu.workloads.eager.work import work_of
+from simgpu.workloads.eager.work import work_of, work_of_adding
 from simgpu.workloads.lowering.tape import Tape, TapeBlock
 from simgpu.workloads.timemodel.kinds import kind_of
 from simgpu.workloads.timemodel.operation import Operation, OperationKind
@@ -165,6 +165,13 @@ class Session:
         work = work_of(op, priced, (target,), self.in_backward)
         self._note(op, (target, *others), changed=target)
         self.tape.launch_blocks(op, (work,), [x.block for x in (target, *others)], [target.block])
+
+    def add_at(self, target: Tensor, places: Sequence[Tensor], values: Tensor) -> None:
+        """Adds values to `target` at these places, as the backward of an index does."""
+        others = (*places, values)
+        self._note("index_put_", (target, *others), changed=target)
+        blocks = [x.block for x in (target, *others)]
+        self.tape.launch_blocks("index_put_", (work_of_adding(places, values),), blocks, [target.block])
 
     def overwrite(self, op: str, target: Tensor, others: Sequence[Tensor]) -> None:
         """Runs an operator that replaces all values of `target` without reading them."""

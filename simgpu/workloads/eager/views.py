@@ -90,6 +90,15 @@ def alternating(session: Session, x: Tensor) -> tuple[Tensor, Tensor]:
     return _view(session, x, shape, strides, backward), _view(session, x, shape, strides, backward)
 
 
+def only_one(session: Session, x: Tensor) -> Tensor:
+    """``x[0]`` where the first dimension has the size 1. Backward copies the gradient into zeros all the same."""
+
+    def backward(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        return session.run("select_backward", (_given(grads),), ((x.shape, x.dtype),))
+
+    return _view(session, x, x.shape[1:], x.strides[1:], backward)
+
+
 def sliced_rows(session: Session, x: Tensor) -> Tensor:
     """All rows, as ``x[..., -rows:, :]``: a slice whose backward copies the gradient into zeros all the same."""
 

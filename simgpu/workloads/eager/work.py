@@ -35,6 +35,18 @@ def work_of(op: str, reads: Sequence[Tensor], writes: Sequence[Tensor], backward
     return Operation(kind, _PER_VALUE.get(kind, 1) * most, bytes_, results, direction, dtype=_main(*writes, *reads))
 
 
+def work_of_adding(places: Sequence[Tensor], values: Tensor) -> Operation:
+    """The work of the backward of an index: it reads places and values, and reads and writes what these are added to.
+
+    The other values of its target, zeros of full size, are not touched (``index_put_with_sort_kernel`` in
+    ``ATen/native/cuda/Indexing.cu``).
+    """
+    added = _pieces((values,))
+    moved = _bytes(_pieces(places)) + 3 * _bytes(added)
+    results = sum(count for count, _ in added.values())
+    return Operation(OperationKind.GATHER, 0, moved, results, Direction.BACKWARD_DATA, dtype=_main(values))
+
+
 def gemm(shape: GemmShape, bytes_: int, results: int, dtype: str, direction: Direction) -> Operation:
     """One product, or several of equal shape, in the format of its operands."""
     return Operation(OperationKind.GEMM, 2 * shape.macs, bytes_, results, direction, gemm=shape, dtype=dtype)

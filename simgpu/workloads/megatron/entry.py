@@ -11,7 +11,7 @@ from simgpu.hardware.spec import NodeSpec
 from simgpu.trace.model import BlockKind, Phase
 from simgpu.workloads.configured.config import Model
 from simgpu.workloads.configured.decoder import Decoder
-from simgpu.workloads.configured.entry import SampleSizes, unsuitable
+from simgpu.workloads.configured.entry import SampleSizes, options_of, unsuitable
 from simgpu.workloads.configured.modelled import ModelledIteration, TraceOf, finished
 from simgpu.workloads.configured.options import TrainingOptions, size_problems
 from simgpu.workloads.eager.engine import run_backward
@@ -113,13 +113,13 @@ def megatron_of(
 ) -> ModelledIteration:
     """The iteration of a model from its configuration, with options as for transformers' modules.
 
-    layout: as ``tp4,pp2,dp2``. Only the number of micro-batches may differ from the options' defaults.
+    layout: as ``tp4,pp2,dp2``. Only the number of micro-batches may differ from the model's default options.
     Raises `InputError` as `megatron_iteration` does, and for other options; places are names of arguments.
     """
     problems = unsuitable(model, sizes)
     if not isinstance(model, Decoder):
         problems.append(Problem("", "megatron", f"{model.name} is no decoder", "leave it out"))
-    default = TrainingOptions()
+    default = options_of(model, {})
     for each in fields(TrainingOptions):
         if each.name != "micro_batches" and getattr(options, each.name) != getattr(default, each.name):
             usual = getattr(default, each.name) or "none"

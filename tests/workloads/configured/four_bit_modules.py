@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.workloads.configured.transformers_models import Adapted
+from tests.workloads.configured.fake_models import Adapted
 
 
 @torch.library.custom_op("simgpu_tests::dequantize_4bit", mutates_args=())

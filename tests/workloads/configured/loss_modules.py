@@ -85,9 +85,9 @@ def with_loss(form: str, scaled: bool = False) -> Callable[[Any], Any]:
     """
 
     def changed(module: Any) -> Any:
-        def forward(input_ids: Any, labels: Any) -> Any:
+        def forward(input_ids: Any, labels: Any, **others: Any) -> Any:
             inner = getattr(module, module.base_model_prefix, None) or module.model  # Gemma 3 names another prefix
-            hidden = inner(input_ids=input_ids)[0]
+            hidden = inner(input_ids=input_ids, **others)[0]
             loss = _chunked(module, hidden, labels) if form == "chunked" else _fused(module, hidden, labels, scaled)
             return SimpleNamespace(loss=loss)
 

@@ -45,6 +45,15 @@ def _llama4(whole: int, **others: Any) -> Published:
     return Published(sizes, whole - 850_960_896 - 4096 * 5120)
 
 
+def _gpt_oss(layers: int, experts: int, parameters: int) -> Published:
+    """GPT-OSS, whose weights of experts are stored in MXFP4."""
+    yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    sizes = _sizes("gpt_oss", 2880, 2880, layers, 64, 201088, num_key_value_heads=8, head_dim=64, rope_scaling=yarn)
+    sizes["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
+    others = {"num_local_experts": experts, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True}
+    return Published({**sizes, **others, "quantization_config": {"quant_method": "mxfp4"}}, parameters)
+
+
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -190,6 +199,8 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-V3": Published(
         _sizes("deepseek_v3", 7168, 18432, 61, 128, 129280, num_key_value_heads=128), 671_026_419_200 - 58 * 256
     ),
+    "openai/gpt-oss-20b": _gpt_oss(24, 32, 20_914_757_184),
+    "openai/gpt-oss-120b": _gpt_oss(36, 128, 116_829_156_672),
     "meta-llama/Llama-3.1-70B": Published(
         _sizes("llama", 8192, 28672, 80, 64, 128256, num_key_value_heads=8, rope_scaling=_LLAMA3), 70_553_706_496
     ),

@@ -12,6 +12,7 @@ import pytest
 
 from simgpu.trace.model import Trace
 from simgpu.trace.stats import trace_stats
+from simgpu.workloads.configured.config import decoder_of
 from tests.sets import slow_except
 from tests.workloads.configured.comparison import BATCH, LENGTH, assert_equal, assert_saved_alike, built
 from tests.workloads.configured.published import PUBLISHED
@@ -276,7 +277,7 @@ def test_saved_tensors_of_two_layers_of_published_configurations_equal_those_of_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name, (values, _) in PUBLISHED.items() if not decoder_of(values).is_later])
 def test_parameters_and_saved_tensors_of_published_configurations_equal_those_of_autograd(name: str) -> None:
     """All layers, each saved tensor of each layer; of DeepSeek-V3 three layers without and two with 256 experts."""
     values = PUBLISHED[name].values
