@@ -154,10 +154,10 @@ def _name_points(ax: Axes, points: Points, names: Sequence[str], side: int) -> N
             groups.append([(x, y, name)])
     for group in groups:
         first, top = group[0][0], max(y for _, y, _ in group)
-        beside = 1 if first - left < _EDGE * (right - left) else side
-        look: dict[str, Any] = {"ha": "left" if beside > 0 else "right", "fontsize": 8}
+        towards = 1 if first - left < _EDGE * (right - left) else side
+        look: dict[str, Any] = {"ha": "left" if towards > 0 else "right", "fontsize": 8}
         text = ", ".join(name for _, _, name in group)
-        ax.annotate(text, (first, top), (4 * beside, 7), textcoords="offset points", **look)
+        ax.annotate(text, (first, top), (4 * towards, 7), textcoords="offset points", **look)
 
 
 def plot_budgets(

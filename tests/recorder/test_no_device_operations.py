@@ -114,13 +114,15 @@ def test_the_backward_of_an_index_adds_to_its_rows_alone() -> None:
 def test_matrix_products_have_shape_and_bytes() -> None:
     a, b, bias = torch.ones(5, 7), torch.ones(7, 3), torch.ones(3)
     (added,) = works(lambda: torch.addmm(bias, a, b))["addmm"]
-    assert (added.gemm, added.bytes, added.results) == (GemmShape(5, 3, 7), 4 * (35 + 21 + 3 + 15), 15)
+    assert (added.gemm, added.bytes, added.results) == (GemmShape(5, 3, 7, aligned=False), 4 * (35 + 21 + 3 + 15), 15)
     (many,) = works(lambda: torch.bmm(torch.ones(4, 5, 7), torch.ones(4, 7, 3)))["bmm"]
-    assert (many.gemm, many.flops) == (GemmShape(5, 3, 7, 4), 2 * 4 * 5 * 3 * 7)
+    assert (many.gemm, many.flops) == (GemmShape(5, 3, 7, 4, aligned=False), 2 * 4 * 5 * 3 * 7)
     (vector,) = works(lambda: torch.mv(a, torch.ones(7)))["mv"]
-    assert vector.gemm == GemmShape(5, 1, 7)
+    assert vector.gemm == GemmShape(5, 1, 7, aligned=False)
     (half,) = works(lambda: torch.mm(a.half(), b.half()))["mm"]
     assert (half.dtype, half.bytes) == ("float16", 2 * (35 + 21 + 15))
+    (eights,) = works(lambda: torch.mm(torch.ones(5, 8).half(), torch.ones(16, 8).half().T))["mm"]
+    assert eights.gemm == GemmShape(5, 16, 8)
 
 
 @pytest.mark.parametrize("causal", [False, True])
