@@ -16,7 +16,7 @@ KNOWN: dict[type, set[str]] = {
     SwitchSpec: {"gpus", "d2h_bandwidth", "h2d_bandwidth", "duplex", "links"},
     HostSpec: {
         *("pinned_memory", "memory", "cores", "codec_bandwidth", "accumulate_bandwidth", "accumulate_limit"),
-        *("memory_bandwidth", "pageable_bandwidth", "launch_ns", "waits_for_copies"),
+        *("memory_bandwidth", "pageable_bandwidth", "launch_ns", "waits_for_copies", "processors"),
     },
     CdmaSpec: {"codec", "read_bandwidth", "buffer", "latency_ns", "kernel_bandwidth", "throttle", "nominal_link"},
 }

@@ -59,7 +59,7 @@ def _product(first: int, second: int, result: int) -> GemmShape | None:
     """The product of two matrices, from the number of values of both and of the result; None if there is none.
 
     >>> _product(768 * 2304, 32768 * 768, 32768 * 2304)
-    GemmShape(m=2304, n=32768, k=768, count=1)
+    GemmShape(m=2304, n=32768, k=768, count=1, aligned=True)
     """
     sides = [
         isqrt(a * b // c) for a, b, c in ((first, result, second), (second, result, first), (first, second, result))

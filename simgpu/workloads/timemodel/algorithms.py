@@ -78,9 +78,9 @@ def product_of(shape: ConvolutionShape, direction: Direction) -> GemmShape:
 
     >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
     >>> product_of(shape, Direction.FORWARD)
-    GemmShape(m=128, n=16, k=27, count=1)
+    GemmShape(m=128, n=16, k=27, count=1, aligned=True)
     >>> product_of(shape, Direction.BACKWARD_WEIGHTS)
-    GemmShape(m=16, n=27, k=128, count=1)
+    GemmShape(m=16, n=27, k=128, count=1, aligned=True)
     """
     (rows, columns), (height, width) = shape.kernel, shape.out_size
     inputs, outputs = shape.in_channels // shape.groups, shape.out_channels // shape.groups
@@ -139,7 +139,7 @@ def image_by_image(shape: ConvolutionShape, direction: Direction, itemsize: int)
     >>> shape = ConvolutionShape(2, 3, (8, 8), 16, (3, 3), padding=(1, 1))
     >>> work = image_by_image(shape, Direction.FORWARD, itemsize=2)
     >>> work.product, work.times, work.workspace_bytes, work.kernels  # 2 bytes of 27 taps of 64 results
-    (GemmShape(m=64, n=16, k=27, count=1), 2, 3456, 4)
+    (GemmShape(m=64, n=16, k=27, count=1, aligned=True), 2, 3456, 4)
     """
     inputs, outputs = shape.in_channels // shape.groups, shape.out_channels // shape.groups
     one = replace(shape, batch=1, in_channels=inputs, out_channels=outputs, groups=1)
