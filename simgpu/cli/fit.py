@@ -191,7 +191,12 @@ def _check(outputs: tuple[Path, ...], *, several: bool) -> None:
                 raise InputError.single(path, "", "-o: the picture is of one GPU", "give a .csv, or one --gpu")
             from simgpu.analysis.plots import figure_format  # loads matplotlib
 
-            figure_format(path)
+            try:
+                figure_format(path)
+            except InputError:
+                what = f"-o: {path.suffix.lstrip('.')!r} is not a format of figures or tables"
+                remedy = "end the name in .csv, .png, .svg or .pdf; --json prints JSON"
+                raise InputError.single(path, "", what, remedy) from None
 
 
 def _write(result: Fit | GpuTable, path: Path) -> None:

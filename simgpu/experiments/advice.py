@@ -171,7 +171,7 @@ def _of_several(
         inside = [outer.around(make_policy(name, given)) for outer in outers for name, given in _INSIDE]
         results = list(_trials(scenario, [run.label for run in comparison], inside, progress))
         names = ", ".join(name for name, _ in _INSIDE)
-        steps += _that_fit(results, written) or [f"more memory: with none of {names} inside it fits"]
+        steps += _that_fit(results, written) or [f"more memory: it does not fit with any of {names} inside"]
     return facts, [*steps, *larger, *_smaller_batch(scenario.trace)]
 
 

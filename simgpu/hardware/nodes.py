@@ -225,6 +225,12 @@ class NodeFile(FileModel):
         description="source of the value of each key, such as 'gpu.memory'",
     )
 
+    @model_validator(mode="after")
+    def _has_peers(self) -> NodeFile:
+        if self.peers is not None and self.gpus == 1:
+            raise ValueError("peers are other GPUs of the node, which has one: set gpus, or leave peers out")
+        return self
+
     def spec(self) -> NodeSpec:
         """Returns the file as a `NodeSpec`."""
         return NodeSpec(

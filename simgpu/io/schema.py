@@ -193,7 +193,8 @@ def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     if kind in ("literal_error", "enum"):
         choices = _CHOICE.findall(context["expected"])
         remedy = did_you_mean(str(value), choices) if choices else f"write {context['expected']}"
-        return Problem(file, place, f"{value!r} is not one of the choices", remedy)
+        shown = "null" if value is None else repr(value)
+        return Problem(file, place, f"{shown} is not one of the choices", remedy)
     what, remedy = _MEANINGS.get(kind, (details["msg"].removeprefix("Input "), ""))
     return Problem(file, place, f"{_short(value)} {what}", remedy.format_map(context))
 

@@ -84,7 +84,7 @@ def check_leaves_shared(program: Program, graph: TaskGraph, owned: Collection[in
     dropped = {b for b, times in acquired.items() if times > 1}.intersection(owned)
     if moved or dropped:
         does, b = ("moves", min(moved)) if moved else ("drops", min(dropped))
-        what = f"the policy inside {does} '{graph.blocks[b].id}' itself, of which each GPU has a part"
+        what = f"the policy inside {does} '{graph.blocks[b].id}' itself, which the GPUs share or keep equal"
         remedy = "choose a policy that leaves weights, gradients and optimizer state on the GPU, such as checkpoint"
         raise InputError.single("", "parameters.inside", what, remedy)
 

@@ -73,6 +73,11 @@ def test_an_rtx_50_board_has_an_architecture_of_its_own(tmp_path: Path) -> None:
     assert "for a GeForce RTX 5090 it is blackwell-rtx" in problem
 
 
+def test_a_node_of_one_gpu_has_no_peers() -> None:
+    [problem] = problems_of(Path("h100-x8"), {"gpus": 1})
+    assert "peers are other GPUs of the node, which has one" in problem
+
+
 @pytest.mark.parametrize(
     ("key", "value", "known"), [("peers.wire", "network", "nvlink, pcie"), ("network.wire", "nvlink", "network")]
 )

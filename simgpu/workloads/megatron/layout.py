@@ -108,15 +108,16 @@ class Layout:
             if has:
                 what = f"{decoder.name} has {name}, which is not modelled in this form"
                 yield Problem("", "megatron", what, "give another configuration, or leave it out")
-        both, text = self.tensor * self.context, f"tp{self.tensor}" if self.context == 1 else self.text
-        for what, count, parts in (
-            ("heads", decoder.heads, both),
-            ("heads of keys and values", decoder.key_heads, both),
-            ("columns of the feed-forward part", 0 if _has_experts_alone(decoder) else decoder.inner, self.tensor),
-            ("tokens of a sample", length, both),
+        both, tp = self.tensor * self.context, f"tp{self.tensor}"
+        text = tp if self.context == 1 else f"{tp} x cp{self.context}"
+        for what, count, by, parts in (
+            ("heads", decoder.heads, text, both),
+            ("heads of keys and values", decoder.key_heads, text, both),
+            ("columns of the feed-forward part", 0 if _has_experts_alone(decoder) else decoder.inner, tp, self.tensor),
+            ("tokens of a sample", length, text, both),
         ):
             if count % parts:
-                yield Problem("", "megatron", f"{count} {what} cannot be divided by {text}", "give a divisor")
+                yield Problem("", "megatron", f"{count} {what} cannot be divided by {by}", "give a divisor")
         if not decoder.rotary_width and self.context > 1:
             what = f"trained positions of {decoder.name} with context parallelism (cp) are not modelled"
             yield Problem("", "megatron", what, "leave cp out")
