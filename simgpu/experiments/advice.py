@@ -20,7 +20,7 @@ from simgpu.policies.none import NoPolicy
 from simgpu.policies.registry import make_policy, policy_class, policy_names
 from simgpu.simulation.notes import allocator_text
 from simgpu.simulation.run import Result, simulate, task_graph
-from simgpu.trace.model import Origin
+from simgpu.trace.model import Origin, Phase
 from simgpu.trace.stats import trace_stats
 from simgpu.units import format_bytes, format_time
 
@@ -34,6 +34,7 @@ _ZOO = "simgpu zoo "
 #: Policies to try if nothing fits: without the bounds `ideal` and `oracle`, with parameters whose planning is quick.
 _CANDIDATES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("none", {}),
+    ("checkpoint", {}),
     ("vdnn", {}),
     ("vdnn", {"mode": "conv"}),
     ("vdnn", {"mode": "dynamic"}),
@@ -207,17 +208,14 @@ def _bounds(scenario: Scenario, trace: Trace) -> MemoryBounds | None:
 
 def _no_policy(trace: Trace) -> str:
     smaller = ", or algorithms with less workspace" if trace.algorithms else ""
-    smaller += ", or another loss (simgpu zoo build --loss chunked or fused)" if _largest_is_loss(trace) else ""
-    return f"more memory{smaller}: no policy reduces the working set of a single kernel"
-
-
-def _largest_is_loss(trace: Trace) -> bool:
-    """Whether the kernel with most memory belongs to the loss of a modelled configuration."""
-    if trace.info.origin is not Origin.MODELLED or not trace.info.tool.startswith("simgpu zoo"):
-        return False
     sizes = {block.id: block.bytes for block in trace.blocks}
     largest = max(trace.kernels, key=lambda kernel: sum(sizes[b] for b in {*kernel.reads, *kernel.writes}))
-    return largest.layer == "loss"
+    configured = trace.info.origin is Origin.MODELLED and trace.info.tool.startswith("simgpu zoo")
+    if configured and largest.layer == "loss":
+        smaller += ", or another loss (simgpu zoo build --loss chunked or fused)"
+    if largest.phase is Phase.OPTIMIZER:
+        smaller += ", or updates that are not one kernel for all weights: in backward, or on the host"
+    return f"more memory{smaller}: no policy reduces the working set of a single kernel"
 
 
 def _policies_to_try(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simgpu.experiments.fit.candidates import AS_IT_IS, is_build
-from simgpu.experiments.fit.outcome import FREE, FitOutcome
+from simgpu.experiments.fit.outcome import FREE, FitOutcome, run_of
 from simgpu.experiments.fit.question import SEGMENTS
 from simgpu.experiments.fit.rows import FitRow, FitRun, parameters_text, plain_text, speed_text
 from simgpu.trace.model import Origin
@@ -27,13 +27,14 @@ def answer(fit: FitOutcome) -> str:
     if fit.question.searched:
         which = "Each" if len(_named(fit)) > 1 else "It"
         ways, margin = _ways(fit), format_bytes(fit.question.margin)
-        return f"In {budget}: train {name}{_each(fit)} {ways}. {which} leaves {margin} or more. {_baseline(fit)}."
+        left = f"{which} leaves {margin} or more."
+        return f"In {budget}: train {name}{_each(fit)} {ways}. {left}{_exchange(fit, best)} {_baseline(fit)}."
     run = best.run
     time = f"step time {format_time(run.step_ns)}, {speed_text(run.speed)} {fit.speed_unit}"
     left = f"It needs {format_bytes(run.reserved)} and leaves {format_bytes(fit.margin(best))}{_safety(fit, best)}."
     return (
-        f"In {budget}: train {name}{for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left} "
-        f"{_baseline(fit)}: {format_time(run.plain_ns)}."
+        f"In {budget}: train {name}{for_size(fit)}{_each(fit)} {_how(best)}, which costs {_cost(run)} ({time}). {left}"
+        f"{_exchange(fit, best)} {_baseline(fit)}: {format_time(run.plain_ns)}."
     )
 
 
@@ -183,6 +184,24 @@ def for_size(fit: FitOutcome) -> str:
         return "" if smallest is None or smallest.run is None else f" even on {_size(fit, smallest.run)}"
     tokens = "" if question.length is None else f" of {question.length:,} tokens"
     return f" on {question.batch:,} {'sequence' if tokens else 'sample'}{'s' * (question.batch > 1)}{tokens}"
+
+
+def _exchange(fit: FitOutcome, best: FitRow) -> str:
+    """What the exchange of gradients between several GPUs adds, where an option does not include it."""
+    if fit.question.gpus == 1 or best.candidate.shares > 1 or best.run is None:
+        return ""
+    text, buckets = " The exchange of gradients is not included", best.run.persistent.gradients
+    if buckets > fit.margin(best):
+        text += (
+            f": with DistributedDataParallel's buckets, another {format_bytes(buckets)}, it does not fit; with "
+            "gradient_as_bucket_view=True there are none"
+        )
+    safe = [row for row in fit.rows if row.candidate.shares > 1 and row.fits and fit.margin(row) >= fit.question.margin]
+    if safe and not fit.question.searched:
+        row = min(safe, key=lambda row: run_of(row).step_ns)
+        costs = f"{format_bytes(run_of(row).reserved)} and costs {_cost(run_of(row))}"
+        text += f". With {row.candidate.label} it is: that needs {costs}"
+    return f"{text}."
 
 
 def _baseline(fit: FitOutcome) -> str:

@@ -83,8 +83,8 @@ BUILDS = (
     ),
     BuildOption(
         "fused loss",
-        "Liger-Kernel apply_liger_kernel_to_llama(rope=False, rms_norm=False, swiglu=False), or of another model; "
-        "Axolotl liger_fused_linear_cross_entropy: true",
+        "Liger-Kernel apply_liger_kernel_to_llama, or that of your model, with rope=False, rms_norm=False, "
+        "swiglu=False; Axolotl liger_fused_linear_cross_entropy: true",
         {"loss": "fused"},
         {"loss": "eager"},
         mark="loss",

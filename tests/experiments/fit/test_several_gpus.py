@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import simgpu
+from simgpu.experiments.fit.answer import answer
 from simgpu.experiments.fit.candidates import candidates
 from simgpu.experiments.fit.outcome import FitOutcome
 from simgpu.experiments.fit.question import Question
@@ -52,9 +53,11 @@ def test_gpus_that_exchange_data_can_divide_weights_where_no_other_option_fits_a
     assert needs["FSDP2"] < needs["as it is"]
     for budget, best in ((needs["as it is"], "as it is"), (needs["as it is"] - 1, "FSDP2")):
         within = replace(question, budget=budget)
-        answer = FitOutcome(within, tuple(within.row(row.candidate) for row in rows.values()), question.info(), 0)
-        assert answer.best is not None
-        assert answer.best.candidate.label == best
+        fit = FitOutcome(within, tuple(within.row(row.candidate) for row in rows.values()), question.info(), 0)
+        assert fit.best is not None
+        assert fit.best.candidate.label == best
+        without_exchange = "gradients is not included: with DistributedDataParallel's buckets" in answer(fit)
+        assert without_exchange == (best != "FSDP2")
     assert rows["FSDP2"].candidate.parameters == {"gpus": 8}
     assert _run_of(rows["FSDP2"]).persistent.total == -(-_run_of(rows["as it is"]).persistent.total // 8)
     alone = Question(workload, simgpu.load_node("h100"), 1, 128, 2**40)
