@@ -193,8 +193,7 @@ def _problem(model: type[BaseModel], details: Any, where: Where) -> Problem:
     if kind in ("literal_error", "enum"):
         choices = _CHOICE.findall(context["expected"])
         remedy = did_you_mean(str(value), choices) if choices else f"write {context['expected']}"
-        shown = "null" if value is None else repr(value)
-        return Problem(file, place, f"{shown} is not one of the choices", remedy)
+        return Problem(file, place, f"{_short(value)} is not one of the choices", remedy)
     what, remedy = _MEANINGS.get(kind, (details["msg"].removeprefix("Input "), ""))
     return Problem(file, place, f"{_short(value)} {what}", remedy.format_map(context))
 
@@ -215,7 +214,7 @@ _MEANINGS = {
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
