@@ -147,7 +147,7 @@ def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
         (("8 GiB", "8 GB/s"), "line 5, gpu.memory: '8 GB/s': 'GB/s' is not a unit of size"),
         (("8 GiB", "9999999999 TiB"), "line 5, gpu.memory: '9999999999 TiB' is too large"),
         (("8 GiB", "8 GiB\n  copy_engines: 3"), "line 6, gpu.copy_engines: 3 is not one of the choices; write 1 or 2"),
-        (("name: a GPU", "name:"), "line 4, gpu.name: None is not a text"),
+        (("name: a GPU", "name:"), "line 4, gpu.name: null is not a text"),
         (("name: a GPU", "name: ''"), "line 4, gpu.name: '' is empty"),
         (("gpu:\n  name: a GPU\n  memory: 8 GiB", "gpu: big"), "line 3, gpu: 'big' is not a mapping"),
         (("link:", "host: {memory: 1 GiB, pinned_memory: 2 GiB}\nlink:"), "line 6, host: pinned_memory exceeds"),
