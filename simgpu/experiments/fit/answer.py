@@ -283,6 +283,8 @@ def _policy(row: FitRow) -> str:
     parameters = parameters_text(candidate)
     text = f"{candidate.policy}: {{{parameters}}}" if parameters else candidate.policy
     if row.run is not None and row.run.micro_batches > 1:
+        if candidate.builds_micro_batches:
+            return f"{text}, of what simgpu zoo build --micro-batches {row.run.micro_batches} models"
         inside = f"{{{text}}}" if parameters else text
         return f"accumulate: {{micro_batches: {row.run.micro_batches}, inside: {inside}}}"
     return text

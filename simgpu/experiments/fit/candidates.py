@@ -237,6 +237,11 @@ class Candidate:
         return value if isinstance(value, int) else None
 
     @property
+    def builds_micro_batches(self) -> bool:
+        """Whether micro-batches are modelled with the model: a loss in chunks has as many as their tokens need."""
+        return self.build.get("loss", "eager") != "eager"
+
+    @property
     def stage(self) -> str:
         """The label, for progress: with n where a value is still searched.
 

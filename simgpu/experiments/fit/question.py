@@ -120,10 +120,12 @@ class Question:
 
     def run(self, candidate: Candidate, batch: int, length: int | None, micro_batches: int = 1) -> FitRun:
         """One step under a candidate. Raises `InputError` for what the model or the policy does not support."""
-        trace = self._trace(batch, length, candidate.build)
-        policy, parameters = candidate.policy, dict(candidate.parameters)
-        if micro_batches > 1:
+        policy, parameters, build = candidate.policy, dict(candidate.parameters), candidate.build
+        if micro_batches > 1 and candidate.builds_micro_batches:
+            build = {**build, "micro_batches": micro_batches}
+        elif micro_batches > 1:
             policy, parameters = "accumulate", {"micro_batches": micro_batches, "inside": {policy: parameters}}
+        trace = self._trace(batch, length, build)
 
         def within(budget: int, allocator: str | None = None, node: NodeSpec = self.node) -> Result:
             given: RunSettings = {"budget": budget, "pool": "caching", "allocator": allocator, "iterations": 2}

@@ -21,7 +21,7 @@ from simgpu.trace.model import BlockKind
 from simgpu.trace.stats import trace_stats
 from simgpu.workloads.configured.config import read_decoder
 from simgpu.workloads.configured.modelled import decoder_iteration
-from simgpu.workloads.configured.options import TrainingOptions
+from simgpu.workloads.configured.options import LossForm, TrainingOptions
 
 NODE = simgpu.load_node("rtx4090")
 MIB = 2**20
@@ -45,6 +45,17 @@ def run_of(row: FitRow) -> FitRun:
 def answers(model: Path) -> dict[int, Fit]:
     """By budget in MiB, the answer for one sequence."""
     return {budget: simgpu.fit(model, NODE, batch=1, length=1024, budget=budget * MIB) for budget in (48, 60, 200)}
+
+
+def test_a_fused_loss_in_micro_batches_takes_what_the_model_built_so_takes(model: Path) -> None:
+    """Its chunks are those of a micro-batch."""
+    workload = workload_of(model, {"loss": "fused"})
+    question = Question(workload, NODE, 8, 1024, 2**40)
+    [candidate] = [each for each in candidates(workload.options) if each.label == "as it is"]
+    run = question.run(candidate, 8, 1024, 4)
+    options = TrainingOptions(loss=LossForm.FUSED, micro_batches=4)
+    built = decoder_iteration(read_decoder(model), batch=8, length=1024, gpu=NODE.gpu, options=options).trace
+    assert run.step_ns == sum(kernel.duration_ns for kernel in built.kernels)
 
 
 @pytest.mark.slow
