@@ -51,6 +51,12 @@ def plane(side: int) -> tuple[int, int, int, int]:
     return 16, 32, side, side
 
 
+def sizes_in_table(itemsize: int) -> dict[str, dict[str, list[list[float]]]]:
+    """By codec and layout, for each side and sparsity."""
+    sizes: dict[str, dict[str, list[list[float]]]] = load_patterns().model_dump()["sizes"][FORMAT_OF[itemsize]]
+    return sizes
+
+
 @cache
 def recorded() -> dict[str, np.ndarray]:
     with np.load(DATA) as stored:
@@ -170,9 +176,9 @@ class TestFit:
     @pytest.mark.parametrize("side", [1, 7])
     @by_itemsize
     def test_the_pattern_table_is_reproduced(self, side: int, itemsize: int) -> None:
-        sizes, fitted_residuals = load_patterns().sizes[FORMAT_OF[itemsize]], measured_sizes(shipped(), side, itemsize)  # type: ignore[index]
-        place = SIDES.index(side)
-        assert fitted_residuals == {c: {layout: sizes[c][layout][place] for layout in LAYOUTS} for c in MODELLED}  # type: ignore[index]
+        sizes, place = sizes_in_table(itemsize), SIDES.index(side)
+        expected = {codec: {layout: sizes[codec][layout][place] for layout in LAYOUTS} for codec in MODELLED}
+        assert measured_sizes(shipped(), side, itemsize) == expected
 
     def test_a_bad_file_is_reported(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         np.savez(tmp_path / "flat.npz", relu=np.zeros((2, 3), np.float32))
@@ -245,7 +251,7 @@ class TestLookUp:
     @by_codec
     @by_layout
     def test_the_curve_passes_through_the_points_of_the_table(self, codec: str, layout: str) -> None:
-        for side, description in zip(SIDES, load_patterns().sizes["float32"][codec][layout], strict=True):  # type: ignore[index]
+        for side, description in zip(SIDES, sizes_in_table(4)[codec][layout], strict=True):
             fitted_residuals = [modelled_bytes(40960, 4, plane(side), codec, share, layout) for share in SPARSITY]
             assert fitted_residuals == [ceil(10 * size) for size in description]
 
