@@ -99,7 +99,10 @@ class CpuDevice:
 
     @contextmanager
     def watch_copies(self) -> Iterator[list[CopySpan]]:
-        """Collects copies between device and host on every stream; copies within one of them are ignored."""
+        """Collects copies between device and host on every stream, in order of their ends.
+
+        Copies within one of them are ignored. Complete when the context exits.
+        """
         self.synchronize()
         copies: list[CopySpan] = []
         self._watchers.append(copies)

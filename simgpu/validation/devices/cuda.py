@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from simgpu.recorder.machine.cuda_copies import copy_engines
-from simgpu.validation.devices.device import CopySpan, DeviceFacts, Event, Peak, Stream
+from simgpu.validation.devices.device import DeviceFacts, Event, Peak, Stream
 
 #: PyTorch's caching allocator rounds requests up to this (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 _ALIGNMENT = 512
@@ -145,10 +144,6 @@ class CudaDevice:
         run()
         self.synchronize()
         return Peak(int(torch.cuda.max_memory_allocated(self.torch_device)), initial_bytes)
-
-    def watch_copies(self) -> AbstractContextManager[list[CopySpan]]:
-        """Not supported: PyTorch's profiler reports copies on a GPU."""
-        raise NotImplementedError("CudaDevice cannot watch copies; use PyTorch's profiler")
 
     def close(self) -> None:
         """Waits for all streams; PyTorch returns them to its pool."""

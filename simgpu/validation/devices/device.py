@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -122,12 +121,6 @@ class Device(Protocol):
 
     def peak_of(self, run: Callable[[], object]) -> Peak:
         """Calls `run` once and returns its peak of device memory, and the bytes allocated before."""
-
-    def watch_copies(self) -> AbstractContextManager[list[CopySpan]]:
-        """Collects copies between device and host in order of their ends; complete when the context exits.
-
-        Raises `NotImplementedError` on a CUDA device: use the profiler.
-        """
 
     def close(self) -> None:
         """Waits for every stream and ends it."""

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from simgpu.errors import InputError
 from simgpu.recorder.operators import access, operator_name
 from simgpu.validation.devices import Device
+from simgpu.validation.devices.cpu import CpuDevice
 from simgpu.validation.measured import MeasuredKind, MeasuredSpan, copy_span, from_first_start
 from simgpu.validation.timelines.profile import spans_of_profile
 
@@ -37,9 +38,9 @@ def record_timeline(device: Device, step: Callable[[], object], operators: Colle
     On a CUDA device the step runs twice and the second is recorded; on a CPU it runs once. Raises `InputError` if a
     CUDA device ran no kernel.
     """
-    if device.kind == "cuda":
-        return profiled_step(device, step, operators)
-    return dispatched_step(device, step, operators)
+    if isinstance(device, CpuDevice):
+        return dispatched_step(device, step, operators)
+    return profiled_step(device, step, operators)
 
 
 def warm_up_profiler(device: Device) -> None:
@@ -87,7 +88,9 @@ def write_profile(device: Device, step: Callable[[], object], file: Path, activi
             profiler.step()
 
 
-def dispatched_step(device: Device, step: Callable[[], object], operators: Collection[str]) -> tuple[MeasuredSpan, ...]:
+def dispatched_step(
+    device: CpuDevice, step: Callable[[], object], operators: Collection[str]
+) -> tuple[MeasuredSpan, ...]:
     """Records the operators and copies of a step on a CPU; the calling thread is the compute stream.
 
     operators: see `record_timeline`.
