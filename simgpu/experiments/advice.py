@@ -167,7 +167,7 @@ def _of_several(
                 larger.append(f"a larger budget: {has}, enough for {label} without offloading")
     steps = [*_other_memories(comparison)]
     if fitting := _fitting(comparison):
-        steps.append(f"{fitting[0]}: fits" + (", the fastest of those compared" if len(fitting) > 1 else ""))
+        steps.append(_fastest(fitting))
     elif len(scenario.trace.kernels) <= _MOST_KERNELS:
         inside = [outer.around(make_policy(name, given)) for outer in outers for name, given in _INSIDE]
         results = list(_trials(scenario, [run.label for run in comparison], inside, progress))
@@ -218,6 +218,10 @@ def _no_policy(trace: Trace) -> str:
     return f"more memory{smaller}: no policy reduces the working set of a single kernel"
 
 
+def _fastest(fitting: Sequence[str]) -> str:
+    return f"{fitting[0]}: fits" + (", the fastest of those compared" if len(fitting) > 1 else "")
+
+
 def _policies_to_try(
     scenario: Scenario,
     comparison: Comparison,
@@ -227,7 +231,7 @@ def _policies_to_try(
 ) -> Iterator[str]:
     fitting, trace = _fitting(comparison), scenario.trace
     if fitting:
-        yield f"{fitting[0]}: fits" + (", the fastest of those compared" if len(fitting) > 1 else "")
+        yield _fastest(fitting)
         return
     if kernel_too_large and not trace.algorithms:
         yield _no_policy(trace)

@@ -192,14 +192,15 @@ def _ways(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator
     if kind in (Collective.SEND, Collective.ALL_TO_ALL):
         yield _messages_ns(kind, size, group, node)
         return
-    yield from _rings(kind, size, group, node)
+    bandwidth = bus_bandwidth(group, node)
+    yield from _rings(kind, size, group, node, bandwidth)
     if kind is Collective.ALL_REDUCE:
-        yield from _trees(size, group, node)
+        yield from _trees(size, group, node, _tree_bandwidth(group, node, bandwidth))
         yield from _switches(size, group, node)
     elif group.nodes == group.ranks and node.gpu.architecture not in _BEFORE_VOLTA[:2]:
         base, level, each = _PAT_NS
         latency = base + _FILL_NS + _levels(group) * level + group.ranks * each
-        yield latency + Fraction(size * _NANO * 4, bus_bandwidth(group, node) * 3)
+        yield latency + Fraction(size * _NANO * 4, bandwidth * 3)
 
 
 def _messages_ns(kind: Collective, size: int, group: Group, node: NodeSpec) -> Fraction:
@@ -220,7 +221,7 @@ def _messages_ns(kind: Collective, size: int, group: Group, node: NodeSpec) -> F
     return costs.base_ns + steps * costs.step_ns["network" if outside else _wire(node)] + max(each)
 
 
-def _rings(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
+def _rings(kind: Collective, size: int, group: Group, node: NodeSpec, bandwidth: int) -> Iterator[Fraction]:
     passes = 2 if kind is Collective.ALL_REDUCE else 1
     sent = Fraction(passes * (group.ranks - 1), group.ranks) * size
     between = passes * (group.nodes - 1)
@@ -233,14 +234,14 @@ def _rings(kind: Collective, size: int, group: Group, node: NodeSpec) -> Iterato
         latency = Fraction(each.base_ns + inside * max(each.step_ns[_wire(node)], posted) + between * outside)
         if protocol is _Protocol.SIMPLE and between and kind is Collective.ALL_REDUCE:
             latency *= Fraction(19 if node.gpu.architecture in _OLD else 14, 10)  # NCCL: the plateau of a ring
-        rate = _rate(protocol, each, group, node, bus_bandwidth(group, node))
+        rate = _rate(protocol, each, group, node, bandwidth)
         yield latency + _fill_ns(protocol) + sent * _NANO / rate
 
 
-def _trees(size: int, group: Group, node: NodeSpec) -> Iterator[Fraction]:
+def _trees(size: int, group: Group, node: NodeSpec, bandwidth: int) -> Iterator[Fraction]:
     for protocol, each in _usable(_TREE, group, node):
         steps = (group.local - 1) * each.step_ns[_wire(node)] + _levels(group) * each.step_ns["network"]
-        rate = _rate(protocol, each, group, node, _tree_bandwidth(group, node))
+        rate = _rate(protocol, each, group, node, bandwidth)
         if protocol is _Protocol.LL128 and group.nodes == 1:
             rate *= Fraction(7 * 16, 9 * 15)
         if group.local == 1:  # the tree cannot be balanced
@@ -272,9 +273,8 @@ def _usable(costs: Mapping[_Protocol, _Costs], group: Group, node: NodeSpec) -> 
     return ((key, each) for key, each in costs.items() if key is not _Protocol.LL128 or has_ll128)
 
 
-def _tree_bandwidth(group: Group, node: NodeSpec) -> int:
-    """As `bus_bandwidth`, but data crosses the wire between two nodes once, in a ring twice (src/graph/search.cc)."""
-    bandwidth = bus_bandwidth(group, node)
+def _tree_bandwidth(group: Group, node: NodeSpec, bandwidth: int) -> int:
+    """That of a ring, but data crosses the wire between two nodes once, in a ring twice (src/graph/search.cc)."""
     if group.nodes == 2 and node.peers is not None and node.network is not None and group.local > 1:
         return min(node.peers.bandwidth, 2 * group.local * node.network.bandwidth)
     return bandwidth
